@@ -1,0 +1,133 @@
+"""From a recipe to the objects that a run consists of. The only place that knows them all."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from transformers import PreTrainedTokenizerBase
+
+from opd.alignment.vocabulary import shared_vocabulary
+from opd.clock import Clock
+from opd.config import RunConfig
+from opd.data import load_prompts
+from opd.errors import UserError
+from opd.eval.evaluate import Contexts
+from opd.eval.grading import Grader
+from opd.models import context_limit, output_head
+from opd.objective.learner import Learner
+from opd.plugins import PromptSource, TermMaker
+from opd.records import Prompt, Sampling
+from opd.registry import PROMPT_SOURCES, TERM_MAKERS
+from opd.students.hf_sampler import HFSampler
+from opd.students.loading import load_student
+from opd.students.sampler import Sampler
+from opd.teachers.hf import HFTeacher
+from opd.teachers.pool import TeacherPool
+from opd.tokenization import eos_ids, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything the engine drives."""
+
+    accelerator: Accelerator
+    clock: Clock
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSource
+    contexts: Contexts
+    sampling: Sampling
+    sampler: Sampler
+    teachers: TeacherPool
+    makers: list[TermMaker]
+    learner: Learner
+    heldout: list[Prompt]
+    grader: Grader | None
+    notes: list[str]  # what the user should know about this combination
+
+
+def make_accelerator(config: RunConfig) -> Accelerator:
+    """One process, or one of those that `--processes` or `accelerate launch` started."""
+    accelerator = Accelerator(
+        mixed_precision="bf16" if config.objective.precision == "bfloat16" else "no", cpu=not torch.cuda.is_available()
+    )
+    if accelerator.distributed_type == DistributedType.FSDP:
+        raise UserError(
+            "sampler: the Hugging Face sampler would hang under FSDP, whose processes must decode equally many tokens; "
+            "train with DDP (opd train --processes N), or through a vLLM sampler"
+        )
+    return accelerator
+
+
+def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None) -> Parts:
+    """Loads prompts first (cheap mistakes show early), then tokenizers, then models. Raises `UserError`."""
+    source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")
+    prompts = source(config.prompts["config"], config.seed)
+    heldout = load_prompts(config.eval.prompts, "eval.prompts") if config.eval.prompts else []
+    grader = Grader(config.eval.time_limit_s, verifier=config.eval.reward) if heldout else None
+    if heldout and config.eval.reward is None and any(prompt.answer is None for prompt in heldout):
+        raise UserError("eval.prompts.columns.answer: a held-out problem has no answer; name the column, or set eval.reward")
+    makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
+
+    tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
+    vocab, notes = common_vocabulary(config, tokenizer)
+    ends = eos_ids(config.student.model, tokenizer, config.student.revision)
+    if max(ends) >= vocab:
+        raise UserError(f"teachers: EOS id {max(ends)} of the student lies outside the {vocab} ids shared with the teacher")
+
+    clock, device = Clock(), accelerator.device
+    student = load_student(config.student, checkpoint).to(device)
+    vocab = min(vocab, output_head(student).weight.shape[0])
+    dtype = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
+    sampler = HFSampler(
+        student,
+        vocab,
+        ends,
+        max_rows=config.sampler.max_rows,
+        chunk_tokens=config.sampler.chunk_tokens,
+        dtype=getattr(torch, dtype),
+        clock=clock,
+    )
+    chunk_bytes = config.objective.max_logits_mib * 2**20
+    teachers = TeacherPool(
+        {
+            name: HFTeacher(name, teacher, vocab, device, chunk_bytes, busy=lambda: sampler.busy, clock=clock)
+            for name, teacher in config.teachers.items()
+        }
+    )
+    learner = Learner(
+        student,
+        config.objective,
+        config.optimizer,
+        accelerator=accelerator,
+        num_steps=config.steps,
+        heads=teachers.heads,
+        vocab=vocab,
+        temperature=config.loss_temperature,
+    )
+    limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
+    contexts = Contexts(tokenizer, min(config.sampling.max_context or limit, limit), config.sampling.max_new_tokens)
+    sampling = Sampling(
+        config.sampling.temperature,
+        config.sampling.top_p,
+        config.sampling.top_k,
+        num_topk=max(maker.num_student_topk for maker in makers),
+    )
+    return Parts(
+        accelerator, clock, tokenizer, prompts, contexts, sampling, sampler, teachers, makers, learner, heldout, grader, notes
+    )
+
+
+def common_vocabulary(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, list[str]]:
+    """(ids that the student shares with every teacher, notes about tokens left out). Raises `UserError`."""
+    sizes, notes = [], []
+    for name, teacher in config.teachers.items():
+        field = f"teachers.{name}.model"
+        other = load_tokenizer(teacher.model, field, teacher.revision)
+        shared = shared_vocabulary(tokenizer.get_vocab(), other.get_vocab(), field)
+        sizes.append(shared.size)
+        if shared.dropped:
+            shown = ", ".join(shared.dropped[:5]) + (", ..." if len(shared.dropped) > 5 else "")
+            notes.append(f"{field}: {len(shared.dropped)} tokens that only one side has are never sampled ({shown})")
+    return min(sizes), notes

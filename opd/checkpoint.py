@@ -1,0 +1,96 @@
+"""Checkpoints: a Hugging Face folder that `from_pretrained` loads, and beside it, in `trainer/`, what a resumed run needs.
+
+No pickle: tensors are safetensors, the rest JSON. A checkpoint appears under its name only when it is whole.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from transformers import PreTrainedTokenizerBase
+
+from opd.errors import UserError
+from opd.files import new_folder
+from opd.objective.learner import Learner
+
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint below `folder`, or None."""
+    steps = [path for path in folder.glob("step-*") if (path / "trainer" / "state.json").is_file()]
+    return max(steps, key=step_of, default=None)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def save(
+    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any], keep: int
+) -> Path:
+    """Writes `folder/step-N` and deletes all but the newest `keep`. Every process calls this; the main one writes.
+
+    Raises `UserError` when the disk is full; the checkpoints before it stay.
+    """
+    path = folder / f"step-{step}"
+    weights = get_model_state_dict(learner.loss, options=WHOLE)
+    moments = get_optimizer_state_dict(learner.loss, learner.optimizer.optimizer, options=WHOLE)
+    if learner.accelerator.is_main_process:
+        with new_folder(path) as partial:
+            student: Any = learner.student
+            named = {name.removeprefix("module.").removeprefix("model."): t for name, t in weights.items()}
+            student.save_pretrained(partial, state_dict=named)
+            tokenizer.save_pretrained(partial)
+            trainer = partial / "trainer"
+            trainer.mkdir()
+            tensors = {f"{name}|{key}": t for name, entry in moments["state"].items() for key, t in entry.items()}
+            save_file({name: t.contiguous() for name, t in tensors.items()}, trainer / "optimizer.safetensors")
+            groups = [{k: v for k, v in group.items() if k != "params"} for group in moments["param_groups"]]
+            params = [group["params"] for group in moments["param_groups"]]
+            record = {**state, "learner": learner.state_dict(), "param_groups": groups, "params": params}
+            (trainer / "state.json").write_text(json.dumps(record), encoding="utf-8")
+        for old in sorted(folder.glob("step-*"), key=step_of)[:-keep]:
+            shutil.rmtree(old)
+    learner.accelerator.wait_for_everyone()
+    return path
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """The JSON part of a checkpoint. Raises `UserError` when it cannot be read."""
+    try:
+        return json.loads((path / "trainer" / "state.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"{path}: not a whole checkpoint ({error}); delete it and resume from the one before") from None
+
+
+def load_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> None:
+    """Restores moments, schedule and counters; the weights came with the model folder. Raises `UserError`."""
+    try:
+        flat = load_file(path / "trainer" / "optimizer.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a whole checkpoint ({error}); delete it and resume from the one before") from None
+    entries: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in flat.items():
+        name, _, moment = key.rpartition("|")
+        entries.setdefault(name, {})[moment] = tensor
+    groups = [{**group, "params": names} for group, names in zip(state["param_groups"], state["params"])]
+    moments: Any = {"state": entries, "param_groups": groups}
+    set_optimizer_state_dict(learner.loss, learner.optimizer.optimizer, moments, options=WHOLE)
+    learner.load_state_dict(state["learner"])
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())

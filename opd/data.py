@@ -1,0 +1,148 @@
+"""Prompts from a file, or from a data set on the hub.
+
+JSON lines are read here, so that a broken line can be named by its number; every other format goes through `datasets`.
+A row's prompt is text (made a user message) or a list of chat messages, as in TRL's prompt-only format.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+
+from opd.errors import UserError
+from opd.records import Prompt
+from opd.spelling import nearest
+from opd.tiny import is_tiny, resolve
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what."""
+
+    prompt: str = "prompt"
+    """The problem: text, or a list of chat messages."""
+    answer: str = "answer"
+    """The answer, where there is one; only evaluation and verifiers read it."""
+    domain: str = "domain"
+    """The name of the teacher that scores this prompt, where there is such a column."""
+    tools: str = "tools"
+    """JSON schemas of tools, where there is such a column."""
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """Prompts from a file or a data set."""
+
+    path: str = MISSING
+    """A file (.jsonl, .json, .csv, .parquet), a hub id, or `tiny:prompts`."""
+    split: str = "train"
+    """Split of a hub data set."""
+    columns: Columns = field(default_factory=Columns)
+    template: str = "{prompt}"
+    """Text around the problem, such as an instruction about the form of the answer."""
+    system: str | None = None
+    """A system message before the problem."""
+    plain: bool = False
+    """Tokenise the text as it is, without a chat template: for base models."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, such as `enable_thinking: false`."""
+    limit: int | None = None
+    """Only the first so many rows."""
+
+
+def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
+    """All prompts of a data set. `key` is the recipe's section, for messages.
+
+    Raises `UserError` naming the file, and the line where one is broken, when it is missing or empty, or lacks a column.
+    """
+    columns = config.columns
+    prompts: list[Prompt] = []
+    for where, row in _rows(config, key):
+        if columns.prompt not in row:
+            hint = nearest(columns.prompt, row)
+            raise UserError(f"{key}.columns.prompt: {where} has no column {columns.prompt!r}{hint}")
+        prompts.append(_prompt(row, where, config, key))
+        if config.limit is not None and len(prompts) >= config.limit:
+            break
+    if not prompts:
+        raise UserError(f"{key}.path: {config.path} holds no prompts")
+    return prompts
+
+
+def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str) -> Prompt:
+    columns = config.columns
+    problem, answer = row[columns.prompt], row.get(columns.answer)
+    messages: tuple[Mapping[str, Any], ...] = ({"role": "system", "content": config.system},) if config.system else ()
+    text = None
+    if isinstance(problem, str) and problem.strip():
+        problem = config.template.replace("{prompt}", problem)
+        text = problem if config.plain else None
+        messages = () if config.plain else (*messages, {"role": "user", "content": problem})
+    elif isinstance(problem, list) and problem and all(isinstance(m, Mapping) and "role" in m for m in problem):
+        messages = (*messages, *problem)
+    else:
+        raise UserError(f"{key}.columns.prompt: {where} needs non-empty text or a list of messages in {columns.prompt!r}")
+    known = {columns.prompt, columns.answer, columns.domain, columns.tools, "id"}
+    return Prompt(
+        id=str(row.get("id", where)),
+        messages=messages,
+        text=text,
+        answer=tuple(map(str, answer)) if isinstance(answer, list) else None if answer is None else str(answer),
+        domain=str(row.get(columns.domain) or "default"),
+        tools=tuple(row.get(columns.tools) or ()),
+        chat_template_kwargs=config.chat_template_kwargs,
+        meta={name: value for name, value in row.items() if name not in known},
+    )
+
+
+def _rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(place for messages, row) of each row."""
+    path = resolve(config.path) if is_tiny(config.path) else Path(config.path)
+    if path.is_dir():
+        raise UserError(f"{key}.path: {path} is a folder; name a file in it")
+    if not path.is_file():
+        if path.suffix or path.is_absolute() or config.path.count("/") != 1:
+            raise UserError(f"{key}.path: no such file {config.path!r}")
+        yield from _hub_rows(config, key)
+    elif path.suffix == ".jsonl":
+        yield from _json_lines(path, key)
+    else:
+        formats = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+        if path.suffix not in formats:
+            raise UserError(f"{key}.path: {path.name} is none of .jsonl {' '.join(sorted(formats))}")
+        from datasets import load_dataset
+
+        try:
+            rows = load_dataset(formats[path.suffix], data_files=str(path), split="train")
+        except Exception as error:  # whatever the format's reader raises, the user sees which file it was
+            raise UserError(f"{key}.path: {path} cannot be read: {' '.join(str(error).split())}") from None
+        for number, row in enumerate(rows, start=1):
+            yield f"row {number}", row  # type: ignore[misc]
+
+
+def _hub_rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    from datasets import load_dataset
+
+    try:
+        rows = load_dataset(config.path, split=config.split)
+    except Exception as error:  # no network, no such id, a gated set: the reason is in the library's message
+        raise UserError(f"{key}.path: {config.path!r} cannot be loaded: {' '.join(str(error).split())}") from None
+    for number, row in enumerate(rows, start=1):
+        yield f"row {number}", row  # type: ignore[misc]
+
+
+def _json_lines(path: Path, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                raise UserError(f"{key}.path: line {number} of {path} is not valid JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise UserError(f"{key}.path: line {number} of {path} is not a JSON object")
+            yield f"line {number}", row

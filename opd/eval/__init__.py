@@ -1,0 +1,1 @@
+"""Evaluation: extracting and grading answers."""

@@ -1,0 +1,29 @@
+"""Configuration of evaluation while training."""
+
+from dataclasses import dataclass
+
+from opd.data import DatasetConfig
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Accuracy on held-out problems, and the reverse KL to the teacher on the student's own rollouts of them."""
+
+    prompts: DatasetConfig | None = None
+    """The held-out problems, with the fields of prompt source `dataset`; null evaluates nothing."""
+    every: int = 0
+    """Evaluate after every so many steps; 0 only before the first and after the last."""
+    samples: int = 1
+    """Completions a problem."""
+    temperature: float = 0.0
+    """Sampling temperature of the completions that are graded; 0 is greedy."""
+    top_p: float = 1.0
+    """Nucleus of the completions that are graded."""
+    max_new_tokens: int | None = None
+    """Longest completion; null takes that of `sampling`."""
+    kl_prompts: int = 32
+    """Problems for the reverse KL, sampled as in training; 0 leaves it out."""
+    reward: str | None = None
+    """`FILE.py:FUNCTION`, a verifier of your own: (response, answer, row) -> bool or number."""
+    time_limit_s: float = 5.0
+    """Longest time to grade one answer."""

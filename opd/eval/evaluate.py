@@ -1,0 +1,122 @@
+"""Accuracy on held-out problems, and the reverse KL to the teacher on the student's own rollouts of them."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from accelerate.utils import gather_object
+from transformers import PreTrainedTokenizerBase
+
+from opd.eval.grading import Grade, Grader, Item, summarise
+from opd.records import Array, Prompt, Rollout, SampleRequest, Sampling, Turn
+from opd.students.noise import slot_seed
+from opd.students.sampler import Sampler
+from opd.tokenization import render
+
+
+class Contexts:
+    """Prompts as the student sees them; those that leave no room for a completion are skipped and counted."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_context: int, max_new_tokens: int) -> None:
+        self.tokenizer, self.max_context, self.max_new_tokens = tokenizer, max_context, max_new_tokens
+        self.num_skipped = 0
+
+    def __call__(self, prompt: Prompt) -> Array | None:
+        """The prompt's ids [c] int32, or None where it is longer than the context."""
+        ids = render(self.tokenizer, prompt)
+        if 0 < len(ids) < self.max_context:
+            return ids
+        self.num_skipped += 1
+        return None
+
+    def room(self, context_ids: Array) -> int:
+        """How many tokens may follow."""
+        return min(self.max_new_tokens, self.max_context - len(context_ids))
+
+
+async def sample_rollout(
+    sampler: Sampler, prompt: Prompt, slot: int, context_ids: Array, seed: int, room: int, sampling: Sampling
+) -> Rollout:
+    """One single-turn rollout."""
+    request = SampleRequest(context_ids, seed, room, sampling)
+    turn = Turn.of(context_ids, [chunk async for chunk in sampler.generate(request)])
+    return Rollout(prompt, slot, (turn,))
+
+
+async def sample_all(
+    sampler: Sampler, prompts: Sequence[Prompt], contexts: Contexts, sampling: Sampling, seed: int, samples: int
+) -> list[list[Rollout] | None]:
+    """`samples` rollouts of each prompt; None for a prompt that is longer than the context."""
+
+    async def row(index: int, prompt: Prompt) -> list[Rollout] | None:
+        ids = contexts(prompt)
+        if ids is None:
+            return None
+        seeds = [slot_seed(seed, index, sample) for sample in range(samples)]
+        return await asyncio.gather(
+            *(sample_rollout(sampler, prompt, i, ids, s, contexts.room(ids), sampling) for i, s in enumerate(seeds))
+        )
+
+    return await asyncio.gather(*(row(index, prompt) for index, prompt in enumerate(prompts)))
+
+
+def accuracy(
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    contexts: Contexts,
+    grader: Grader,
+    sampling: Sampling,
+    *,
+    samples: int,
+    seed: int,
+    rank: int = 0,
+    num_processes: int = 1,
+) -> dict[str, Any]:
+    """Samples and grades; problems are dealt to the processes by index.
+
+    Returns the summary of `opd.eval.grading.summarise`, response lengths, and `rows`: for each problem its id, the
+    verdicts of all samples (the problem x sample matrix), the extracted answers, and the responses.
+    """
+    mine = list(range(rank, len(prompts), num_processes))
+    results = asyncio.run(sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples))
+    kept = [(i, row) for i, row in zip(mine, results) if row is not None]
+    tokenizer = contexts.tokenizer
+    texts = [[tokenizer.decode(r.turns[0].sampled_ids, skip_special_tokens=True) for r in row] for _, row in kept]
+    items = [
+        Item(text, _answer(prompts[i]), rollout.finish == "length", _record(prompts[i]))
+        for (i, row), row_texts in zip(kept, texts)
+        for rollout, text in zip(row, row_texts)
+    ]
+    grades = iter(grader.grade_many(items))
+    rows = [
+        _row(prompts[i], row, row_texts, [next(grades) for _ in row]) | {"index": i}
+        for (i, row), row_texts in zip(kept, texts)
+    ]
+    rows = sorted(gather_object(rows), key=lambda row: row["index"])
+    skipped = sum(gather_object([len(mine) - len(kept)]))
+    if not rows:
+        return {"accuracy": 0.0, "num_problems": 0, "num_skipped": skipped, "rows": []}
+    summary = summarise([[Grade(verdict, None) for verdict in row["verdicts"]] for row in rows])
+    lengths = [length for row in rows for length in row["num_tokens"]]
+    return {**summary, "num_skipped": skipped, "mean_tokens": sum(lengths) / len(lengths), "rows": rows}
+
+
+def _row(prompt: Prompt, rollouts: Sequence[Rollout], texts: Sequence[str], grades: Sequence[Grade]) -> dict[str, Any]:
+    return {
+        "id": prompt.id,
+        "answer": prompt.answer,
+        "verdicts": [grade.verdict for grade in grades],
+        "extracted": [grade.extracted for grade in grades],
+        "scores": [grade.reward for grade in grades],
+        "num_tokens": [rollout.num_tokens for rollout in rollouts],
+        "finish": [rollout.finish for rollout in rollouts],
+        "responses": list(texts),
+    }
+
+
+def _answer(prompt: Prompt) -> str | list[str] | None:
+    return list(prompt.answer) if isinstance(prompt.answer, tuple) else prompt.answer
+
+
+def _record(prompt: Prompt) -> dict[str, Any]:
+    return {"id": prompt.id, "messages": [dict(m) for m in prompt.messages], "text": prompt.text, **prompt.meta}

@@ -1,0 +1,188 @@
+"""Grading: is a response's final answer right?
+
+Cheap string and number comparisons settle most answers in the calling process. The rest goes to math-verify, whose
+computer algebra may not end (`9^{9^{9^9}}`), or to the user's own verifier: both run in worker processes under a hard
+time limit.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from opd.errors import UserError
+from opd.eval.equality import equivalent, same_value
+from opd.eval.extract import extract_answer
+from opd.eval.pool import TaskError, WorkerPool
+from opd.eval.verifier import load_verifier, verifier_score
+
+Verdict = Literal["correct", "wrong", "no_answer", "truncated", "timeout"]
+
+MEMORY_LIMIT_GIB = 4.0  # per worker without a verifier: a runaway power fails before it hurts its host
+SCORE_CORRECT = 0.5  # a verifier's score from here on counts as correct
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A verdict, the answer it is about (None if none was found) and, with a verifier, the verifier's score."""
+
+    verdict: Verdict
+    extracted: str | None
+    score: float | None = None
+
+    @property
+    def reward(self) -> float:
+        """The verifier's score; without one, 1 for a correct answer and 0 for anything else."""
+        return float(self.verdict == "correct") if self.score is None else self.score
+
+
+@dataclass(frozen=True)
+class Item:
+    """One response to grade. `answer` is the correct answer, or several of which any will do.
+
+    `truncated`: the response ended at its token limit. `prompt`: the prompt's record, for a verifier.
+    """
+
+    response: str
+    answer: str | list[str] | None
+    truncated: bool = False
+    prompt: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """The correct answers. Raises UserError if there are none."""
+        answers = (self.answer,) if isinstance(self.answer, str) else tuple(self.answer or ())
+        if not answers:
+            raise UserError("answer: a prompt has no correct answer; add one, or set `reward: FILE.py:FUNCTION`")
+        return answers
+
+
+def grade(response: str, answer: str | list[str], truncated: bool = False) -> Grade:
+    """Grades in the calling process and with no time limit: for trusted answers; `Grader` is for sampled ones.
+
+    An answer found in a truncated response is graded as any other. Raises UserError if there is no correct answer.
+    """
+    item = Item(response, answer, truncated)
+    extracted = extract_answer(response)
+    return _settle(item, extracted) or _graded(equivalent((extracted or "", item.answers)), extracted)
+
+
+def _settle(item: Item, extracted: str | None) -> Grade | None:
+    """The grade, if it takes no computer algebra."""
+    answers = item.answers
+    if extracted is None:
+        return Grade("truncated" if item.truncated else "no_answer", None)
+    same = [same_value(extracted, answer) for answer in answers]
+    if any(same) or None not in same:
+        return _graded(any(same), extracted)
+    return None
+
+
+def _graded(correct: bool, extracted: str | None) -> Grade:
+    return Grade("correct" if correct else "wrong", extracted)
+
+
+class Grader:
+    """Grades many responses at once; each costs at most `limit_s` seconds, after which its verdict is "timeout".
+
+    A worker that hangs is killed and replaced; an item that crashes its worker is tried once more, then "timeout" too.
+    Workers start when the first item needs one. Any thread may call `grade_many`; in asyncio use `asyncio.to_thread`.
+
+    `verifier` is a user's own `FILE.py:FUNCTION` (see `load_verifier`), which then decides instead of the answers'
+    equality. Raises UserError if it cannot be loaded or an option is out of range.
+    """
+
+    def __init__(self, limit_s: float = 5.0, num_workers: int | None = None, verifier: str | None = None):
+        if limit_s <= 0 or (num_workers is not None and num_workers < 1):
+            raise UserError(f"limit_s = {limit_s} and num_workers = {num_workers}: both must be positive")
+        if verifier is not None:
+            load_verifier(verifier)  # its mistakes show here, not in a worker
+            verifier = str(Path(verifier).expanduser().absolute())  # workers may start in another folder
+        self.verifier = verifier
+        self._pool = WorkerPool(partial(_setup, verifier), num_workers or _default_workers(), limit_s)
+
+    def grade_many(self, items: Sequence[Item]) -> list[Grade]:
+        """The items' grades, in order. Blocks.
+
+        Raises UserError if an item has no correct answer or the verifier raises, RuntimeError if workers do not start.
+        """
+        return self._verify(items) if self.verifier else self._compare(items)
+
+    def _compare(self, items: Sequence[Item]) -> list[Grade]:
+        extracted = [extract_answer(item.response) for item in items]
+        grades = [_settle(item, answer) for item, answer in zip(items, extracted)]
+        # Samples of one prompt often share an answer: each distinct comparison is made once.
+        pairs = {(extracted[i], items[i].answers): None for i, known in enumerate(grades) if known is None}
+        results = dict(zip(pairs, self._pool.run(list(pairs))))
+
+        def compared(item: Item, answer: str | None) -> Grade:
+            correct = results[answer, item.answers]
+            return Grade("timeout", answer) if correct is None else _graded(correct, answer)
+
+        return [known or compared(item, answer) for known, item, answer in zip(grades, items, extracted)]
+
+    def _verify(self, items: Sequence[Item]) -> list[Grade]:
+        try:
+            scores = self._pool.run([(item.response, item.answer, item.prompt) for item in items])
+        except TaskError as error:
+            raise UserError(f"reward: {self.verifier} failed on item {error.index}: {error.message}") from None
+        return [_scored(item, score) for item, score in zip(items, scores)]
+
+    def close(self) -> None:
+        """Ends the workers. Forgetting it is harmless: they end with the object and with the process."""
+        self._pool.close()
+
+    def __enter__(self) -> "Grader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _default_workers() -> int:
+    return min(8, len(os.sched_getaffinity(0)))
+
+
+def _setup(verifier: str | None):
+    """What a worker does: compares answers, or runs the user's verifier."""
+    if verifier is not None:
+        return partial(verifier_score, load_verifier(verifier))
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = int(MEMORY_LIMIT_GIB * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    equivalent(("x", ("y",)))  # imports math-verify and builds its parser before the time limit counts
+    return equivalent
+
+
+def _scored(item: Item, score: float | None) -> Grade:
+    extracted = extract_answer(item.response)
+    if score is None:
+        return Grade("timeout", extracted, 0.0)
+    if score >= SCORE_CORRECT:
+        return Grade("correct", extracted, score)
+    return Grade("truncated" if item.truncated and extracted is None else "wrong", extracted, score)
+
+
+def summarise(grades: Sequence[Sequence[Grade]]) -> dict[str, float]:
+    """Counts and rates of a problems x samples matrix of grades.
+
+    `accuracy` is avg@k: the mean over problems of the mean over a problem's samples: ragged rows weigh the same.
+    `num_X` and `X_rate` are over all samples, for each verdict X. Raises ValueError for a problem without any.
+    """
+    if not grades or not all(grades):
+        raise ValueError("summarise needs at least one problem, and a grade for each problem")
+    verdicts = [[grade.verdict for grade in row] for row in grades]
+    flat = [verdict for row in verdicts for verdict in row]
+    summary: dict[str, float] = {
+        "accuracy": sum(row.count("correct") / len(row) for row in verdicts) / len(verdicts),
+        "num_problems": len(verdicts),
+        "num_samples": len(flat),
+    }
+    for verdict in get_args(Verdict):
+        summary[f"num_{verdict}"] = flat.count(verdict)
+        summary[f"{verdict}_rate"] = flat.count(verdict) / len(flat)
+    return summary

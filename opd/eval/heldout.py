@@ -1,0 +1,60 @@
+"""Evaluation while training: accuracy on held-out problems, and how far the student is from its teacher there."""
+
+import asyncio
+from typing import Any
+
+from opd.assembly import Parts
+from opd.config import RunConfig
+from opd.eval.evaluate import Contexts, accuracy, sample_rollout
+from opd.objective.batching import Taught
+from opd.records import Hidden, Prompt, Sampling, ScoreRequest, Term
+from opd.students.noise import slot_seed
+
+SEED = 20_000  # of evaluation's noise: the same at every evaluation of every run, so that these can be compared
+
+
+def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
+    """`accuracy`, `reverse_kl` (nats a token) and what `opd.eval.evaluate.accuracy` returns; None without problems."""
+    if not parts.heldout or parts.grader is None:
+        return None
+    options = config.eval
+    contexts = Contexts(
+        parts.tokenizer, parts.contexts.max_context, options.max_new_tokens or config.sampling.max_new_tokens
+    )
+    with parts.clock("eval"):
+        result = accuracy(
+            parts.sampler,
+            parts.heldout,
+            contexts,
+            parts.grader,
+            Sampling(options.temperature, options.top_p),
+            samples=options.samples,
+            seed=SEED,
+            rank=parts.accelerator.process_index,
+            num_processes=parts.accelerator.num_processes,
+        )
+        if options.kl_prompts:
+            taught = asyncio.run(_scored(parts, parts.heldout[: options.kl_prompts]))
+            result = {"reverse_kl": parts.learner.measure(taught).get("reverse_kl"), **result}
+    return result
+
+
+async def _scored(parts: Parts, prompts: list[Prompt]) -> list[Taught]:
+    """The student's rollouts, sampled as in training, with the full reverse KL as their term."""
+
+    async def one(index: int, prompt: Prompt) -> Taught | None:
+        ids = parts.contexts(prompt)
+        if ids is None:
+            return None
+        seed, room = slot_seed(SEED, 1, index), parts.contexts.room(ids)
+        rollout = await sample_rollout(parts.sampler, prompt, index, ids, seed, room, parts.sampling)
+        turn = rollout.turns[0]
+        model = parts.teachers.teacher_for(prompt)
+        scores = await parts.teachers.score(model, ScoreRequest(turn.context_ids, turn.sampled_ids, hidden=True))
+        assert scores.head is not None
+        inputs = {"divergence": "reverse_kl", "beta": 0.5, "target": Hidden((scores.hidden,), scores.head)}
+        return rollout, [Term("divergence", mask=rollout.trainable, inputs=inputs)]
+
+    mine = range(parts.accelerator.process_index, len(prompts), parts.accelerator.num_processes)
+    taught = await asyncio.gather(*(one(index, prompts[index]) for index in mine))
+    return [pair for pair in taught if pair is not None]

@@ -1,0 +1,141 @@
+"""Loading causal language models, and the two parts the toolkit uses of them: decoder and output head."""
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from opd.errors import UserError
+from opd.tiny import is_tiny, resolve
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """logits = scale * hidden @ weight.T. Rows beyond the vocabulary in use are padding and are never multiplied."""
+
+    weight: Tensor  # [R, H]
+    scale: float = 1.0
+
+    def logits(self, hidden: Float[Tensor, "c H"], vocab: int) -> Float[Tensor, "c V"]:
+        """Unscaled logits of the first `vocab` rows, in the type of the weight."""
+        return torch.mm(hidden.to(self.weight.dtype), self.weight[:vocab].t())
+
+
+def locate(name: str, field: str) -> str:
+    """What `from_pretrained` takes for a folder, a hub id or a member of the tiny family (built on first use).
+
+    Raises `UserError` naming `field` for a folder that does not exist or holds no model.
+    """
+    if is_tiny(name):
+        return str(resolve(name))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not any((path / marker).is_file() for marker in ("config.json", "adapter_config.json")):
+            raise UserError(f"{field}: {name} holds no model (no config.json)")
+        return str(path)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not path.suffix == ".jsonl":
+        return name
+    raise UserError(f"{field}: no such folder {name!r}, and it is no hub id of the form owner/name")
+
+
+def load_causal_lm(
+    name: str,
+    field: str,
+    *,
+    revision: str | None = None,
+    dtype: str = "auto",
+    attention: str = "sdpa",
+    quantization: dict[str, Any] | None = None,
+) -> PreTrainedModel:
+    """A causal language model in eval mode. Only safetensors weights are read and no code of the repository is run.
+
+    Raises `UserError` naming `field` when it cannot be loaded, or when its logits are not a scaled linear map of its last
+    hidden states (the losses are computed from those).
+    """
+    options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "revision": revision}
+    if quantization:
+        options["quantization_config"] = _quantization_config(quantization, field)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            locate(name, field), attn_implementation=attention, use_safetensors=True, trust_remote_code=False, **options
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{field}: {name} cannot be loaded: {_one_line(error)}") from None
+    model.eval()
+    _check_head(model, field)
+    return model
+
+
+def model_limits(name: str, field: str, revision: str | None = None) -> tuple[int, int]:
+    """(context length, rows of the output head) from the configuration alone. Raises `UserError`."""
+    try:
+        config = AutoConfig.from_pretrained(locate(name, field), revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{field}: {name} has no readable configuration: {_one_line(error)}") from None
+    text = config.get_text_config()
+    return context_limit(text), int(text.vocab_size)
+
+
+def context_limit(config: Any) -> int:
+    """The longest sequence of a text model's configuration, in tokens."""
+    return int(getattr(config, "max_position_embeddings", None) or 2**30)
+
+
+def decoder(model: nn.Module) -> nn.Module:
+    """The part that turns ids into last hidden states; with adapters in place if there are any."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return base.get_decoder()  # type: ignore[union-attr,operator]
+
+
+def output_head(model: nn.Module) -> OutputHead:
+    """The part that turns last hidden states into logits."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    config = base.config.get_text_config()  # type: ignore[union-attr,operator]
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    return OutputHead(base.get_output_embeddings().weight, float(scale))  # type: ignore[union-attr,operator]
+
+
+def cache_argument(module: nn.Module) -> str:
+    """What a decoder calls its KV cache: `cache` in newer transformers, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
+
+
+def _check_head(model: PreTrainedModel, field: str) -> None:
+    """Compares a few positions with the model's own logits, so that no soft cap or bias goes unnoticed."""
+    ids = torch.arange(4, device=model.device)[None]
+    with torch.no_grad():
+        head = output_head(model)
+        hidden = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
+        ours = head.logits(hidden, head.weight.shape[0]).float() * head.scale
+        theirs = model(input_ids=ids, use_cache=False).logits[0].float()
+    # bf16 rounds the product once on either path; a soft cap or a missing scale is far larger
+    if not torch.allclose(ours, theirs, rtol=3e-2, atol=3e-2 * theirs.abs().max().item()):
+        raise UserError(f"{field}: this model's logits are not a scaled linear map of its hidden states (a soft cap or a bias?)")
+
+
+def _quantization_config(options: dict[str, Any], field: str) -> Any:
+    from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+    method = options.get("quant_method")
+    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        known = ", ".join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))
+        raise UserError(f"{field.removesuffix('.model')}.quantization.quant_method: one of {known}")
+    arguments = {name: value for name, value in options.items() if name != "quant_method"}
+    return AUTO_QUANTIZATION_CONFIG_MAPPING[method](**arguments)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+transformers.utils.logging.disable_progress_bar()  # a bar of our own shows the long work; loading is not it

@@ -1,0 +1,205 @@
+"""Rollouts and their terms as padded micro-batches of a bounded number of tokens.
+
+Shape legend: B sequences, T tokens of the longest, N rows (sampled tokens with a loss), K ids a row, H hidden size.
+Sequences are padded on the right and attention is causal, so padding changes nothing and needs no mask.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opd.records import Hidden, Rollout, Term, TopK, Turn
+
+Taught = tuple[Rollout, list[Term]]
+
+
+@dataclass(frozen=True)
+class PackedTerm:
+    """One term on all rows of a micro-batch."""
+
+    kind: str
+    scale: Tensor  # [N] fp32: coef * mask * weight / normaliser; 0 where the row's rollout lacks the term
+    inputs: Mapping[str, Any]  # tensors [N, ...], TopK and Hidden of tensors, and scalars
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward pass takes."""
+
+    input_ids: Tensor  # [B, T] int64
+    rows: Tensor  # [N] int64 into B * T: the position whose hidden state predicts the row's token
+    token_ids: Tensor  # [N] int64
+    sampler_logps: Tensor  # [N] fp32
+    terms: tuple[PackedTerm, ...]
+    old_logps: Tensor | None = None  # [N] fp32: the trainer's, under the policy that the batch began with
+
+
+@dataclass(frozen=True)
+class _Segment:
+    """One turn of a rollout."""
+
+    turn: Turn
+    number: int  # of the turn
+    tokens: slice  # its sampled tokens among those of the rollout
+    terms: list[Term]
+    divisor: float
+
+
+def num_trainable(taught: Sequence[Taught]) -> tuple[int, int]:
+    """(tokens, rollouts) that count in the normaliser: those under the mask of at least one term."""
+    counts = [int(_counted(rollout, terms).sum()) for rollout, terms in taught]
+    return sum(counts), sum(count > 0 for count in counts)
+
+
+def micro_batches(
+    taught: Sequence[Taught], budget: int, normalizer: str, num_tokens: int, num_rollouts: int, device: torch.device
+) -> list[MicroBatch]:
+    """Longest sequences first, each micro-batch at most `budget` tokens with padding (one sequence may exceed it).
+
+    `num_tokens` and `num_rollouts` are those of the whole optimizer step over all processes: each row's loss is divided
+    by the former (`token_mean`), or by the latter times its rollout's own tokens (`sequence_mean`).
+    """
+    segments: list[_Segment] = []
+    for rollout, terms in taught:
+        counted = int(_counted(rollout, terms).sum())
+        divisor = num_tokens if normalizer == "token_mean" else num_rollouts * counted
+        start = 0
+        for number, turn in enumerate(rollout.turns):
+            tokens = slice(start, start + len(turn.sampled_ids))
+            if counted and len(turn.sampled_ids):
+                segments.append(_Segment(turn, number, tokens, terms, float(divisor)))
+            start = tokens.stop
+    segments.sort(key=_length, reverse=True)
+    groups: list[list[_Segment]] = []
+    for segment in segments:
+        longest = _length(groups[-1][0]) if groups else 0
+        if groups and longest * (len(groups[-1]) + 1) <= budget:
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return [_pack(group, device) for group in groups]
+
+
+def _length(segment: _Segment) -> int:
+    return len(segment.turn.context_ids) + len(segment.turn.sampled_ids)
+
+
+def _counted(rollout: Rollout, terms: Iterable[Term]) -> np.ndarray:
+    """[n] bool: under the mask of at least one term."""
+    masks = [term.mask for term in terms]
+    return np.logical_or.reduce(masks) if masks else np.zeros(rollout.num_tokens, bool)
+
+
+def _pack(group: Sequence[_Segment], device: torch.device) -> MicroBatch:
+    width = _length(group[0])
+    input_ids = np.zeros((len(group), width), np.int64)
+    rows, token_ids, sampler_logps = [], [], []
+    for b, segment in enumerate(group):
+        turn = segment.turn
+        c, n = len(turn.context_ids), len(turn.sampled_ids)
+        input_ids[b, : c + n] = np.concatenate([turn.context_ids, turn.sampled_ids])
+        rows.append(b * width + c - 1 + np.arange(n))
+        token_ids.append(turn.sampled_ids)
+        sampler_logps.append(turn.sampler_logps)
+
+    def to(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts)).to(device, dtype)
+
+    batch = MicroBatch(
+        torch.from_numpy(input_ids).to(device),
+        to(rows, torch.int64),
+        to(token_ids, torch.int64),
+        to(sampler_logps, torch.float32),
+        tuple(_pack_term(index, group, device) for index in range(max(len(s.terms) for s in group))),
+    )
+    live = torch.stack([term.scale != 0 for term in batch.terms]).any(0).nonzero()[:, 0]
+    return batch if len(live) == len(batch.rows) else select_rows(batch, live)
+
+
+def _pack_term(index: int, group: Sequence[_Segment], device: torch.device) -> PackedTerm:
+    """The terms at one place of the rollouts' lists, side by side. A rollout without it gets zeros and scale 0."""
+    pattern = next(segment.terms[index] for segment in group if index < len(segment.terms))
+    scales, parts = [], []
+    for segment in group:
+        term = segment.terms[index] if index < len(segment.terms) else None
+        n = segment.tokens.stop - segment.tokens.start
+        if term is None:
+            scales.append(np.zeros(n, np.float32))
+            parts.append(None)
+            continue
+        if term.kind != pattern.kind:
+            raise ValueError(f"term {index} is {term.kind!r} on one rollout and {pattern.kind!r} on another")
+        weight = term.mask if term.weight is None else term.mask * term.weight
+        scales.append(weight[segment.tokens].astype(np.float32) * np.float32(term.coef / segment.divisor))
+        parts.append({name: _slice(value, segment) for name, value in term.inputs.items()})
+    sizes = [len(scale) for scale in scales]
+    inputs = {
+        name: _join([None if part is None else part[name] for part in parts], sizes, device) for name in pattern.inputs
+    }
+    return PackedTerm(pattern.kind, torch.from_numpy(np.concatenate(scales)).to(device), inputs)
+
+
+def _slice(value: Any, segment: _Segment) -> Any:
+    """A rollout's input cut to one turn."""
+    if isinstance(value, Hidden):
+        return Hidden((value.states[segment.number],), value.head)
+    return _each(value, lambda array: array[segment.tokens])
+
+
+def _join(values: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
+    """One input of all turns, [N, ...]; scalars must agree."""
+    pattern = next(value for value in values if value is not None)
+    if isinstance(pattern, Hidden):
+        (state,) = pattern.states
+        blank = [state.new_zeros(size, state.shape[1]) for size in sizes]
+        return Hidden((torch.cat([z if v is None else v.states[0] for v, z in zip(values, blank)]).to(device),), pattern.head)
+    if isinstance(pattern, TopK):
+        width = max(v.ids.shape[1] for v in values if v is not None)
+        parts = [_blank_topk(n, width) if v is None else v for v, n in zip(values, sizes)]
+        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "logps", "tail")]
+        ids, logps, tail = (torch.from_numpy(array).to(device) for array in arrays)
+        return TopK(ids.long(), logps, tail)  # type: ignore[arg-type]
+    if isinstance(pattern, np.ndarray):
+        blank = [np.zeros((size, *pattern.shape[1:]), pattern.dtype) for size in sizes]
+        return torch.from_numpy(np.concatenate([z if v is None else v for v, z in zip(values, blank)])).to(device)
+    if any(value is not None and value != pattern for value in values):
+        raise ValueError(f"a scalar input of a term differs between rollouts: {pattern!r}")
+    return pattern
+
+
+def _blank_topk(size: int, width: int) -> TopK:
+    return TopK(np.full((size, width), -1, np.int32), np.zeros((size, width), np.float32), np.ones(size, np.float32))
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` applied to the arrays or tensors inside one input."""
+    if isinstance(value, TopK):
+        return TopK(change(value.ids), change(value.logps), change(value.tail))
+    if isinstance(value, Hidden):
+        return Hidden(tuple(change(state) for state in value.states), value.head)
+    return change(value) if isinstance(value, np.ndarray | Tensor) else value
+
+
+def empty_batch(device: torch.device) -> MicroBatch:
+    """A forward pass without rows, for a process that has fewer micro-batches than the others."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    return MicroBatch(torch.zeros(1, 1, dtype=torch.int64, device=device), none, none, none.float(), ())
+
+
+def select_rows(batch: MicroBatch, rows: Tensor | slice) -> MicroBatch:
+    """The same sequences with only some of the rows: an index [n] or a slice."""
+    terms = tuple(
+        PackedTerm(t.kind, t.scale[rows], {k: _each(v, lambda x: x[rows]) for k, v in t.inputs.items()}) for t in batch.terms
+    )
+    return replace(
+        batch,
+        rows=batch.rows[rows],
+        token_ids=batch.token_ids[rows],
+        sampler_logps=batch.sampler_logps[rows],
+        terms=terms,
+        old_logps=None if batch.old_logps is None else batch.old_logps[rows],
+    )

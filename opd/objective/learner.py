@@ -1,0 +1,173 @@
+"""The owner of the student's weights, optimizer and schedule: taught rollouts in, one or more updates, metrics out."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from transformers import get_scheduler
+
+from opd.errors import UserError
+from opd.models import OutputHead, decoder, output_head
+from opd.objective.batching import MicroBatch, Taught, empty_batch, micro_batches, num_trainable
+from opd.objective.config import ObjectiveConfig, OptimizerConfig
+from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_logps
+
+Metrics = dict[str, float]
+
+
+class StudentLoss(nn.Module):
+    """The student and its loss in one forward, so that DDP and FSDP see every use of the weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: MicroBatch, spec: LossSpec, logps_only: bool = False) -> Any:
+        """(loss, sums for metrics), or each row's log-prob [N]."""
+        states = decoder(self.model)(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        hidden = states.reshape(-1, states.shape[-1])[batch.rows]
+        if torch.is_autocast_enabled(hidden.device.type):
+            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        head = output_head(self.model)
+        compute = row_logps if logps_only else head_loss
+        return compute(hidden, head.weight, head.scale, batch, spec)
+
+
+class Learner:
+    """See the module."""
+
+    def __init__(
+        self,
+        student: nn.Module,
+        objective: ObjectiveConfig,
+        optimizer: OptimizerConfig,
+        *,
+        accelerator: Accelerator,
+        num_steps: int,
+        heads: Mapping[str, OutputHead],
+        vocab: int,
+        temperature: float,
+    ) -> None:
+        self.accelerator, self.config, self.max_grad_norm = accelerator, objective, optimizer.max_grad_norm
+        self.spec = LossSpec(heads, vocab, temperature, objective.max_logits_mib * 2**20)
+        trained = [p for p in student.parameters() if p.requires_grad]
+        self.loss, self.optimizer = accelerator.prepare(
+            StudentLoss(student),
+            torch.optim.AdamW(
+                trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay
+            ),
+        )
+        updates = num_steps * objective.updates_per_batch
+        self.scheduler = get_scheduler(
+            optimizer.schedule, self.optimizer.optimizer, math.ceil(optimizer.warmup_ratio * updates), updates
+        )
+        self.nonfinite_in_a_row = 0
+
+    @property
+    def student(self) -> nn.Module:
+        return self.accelerator.unwrap_model(self.loss).model
+
+    def update(self, taught: Sequence[Taught]) -> Metrics:
+        """One optimizer step for each part of the batch. Metrics are means over tokens of all processes.
+
+        Raises `UserError` after `max_nonfinite_steps` steps in a row whose loss or gradient is not finite; such a step
+        leaves the weights alone, and so does one without a trainable token.
+        """
+        self.loss.train()
+        parts = list(self._parts(taught))
+        if len(parts) > 1:  # what the ratio refers to: the policy before this batch moved it
+            parts = [(tokens, [replace(b, old_logps=self._logps(b)) for b in batches]) for tokens, batches in parts]
+        results = [self._step(tokens, batches) for tokens, batches in parts]
+        present = {name: [r[name] for r in results if name in r] for r in results for name in r}
+        metrics = {name: sum(values) / len(values) for name, values in present.items()}
+        self._watch(metrics)
+        return metrics
+
+    @torch.no_grad()
+    def measure(self, taught: Sequence[Taught]) -> Metrics:
+        """The terms' figures on these rollouts, means over tokens of all processes, without an update."""
+        self.loss.eval()
+        tokens, rollouts = (max(1, number) for number in num_trainable(taught))
+        batches = micro_batches(
+            taught, self.config.micro_batch_tokens, "token_mean", tokens, rollouts, self.accelerator.device
+        )
+        merged = RowSums()
+        for batch in batches:
+            merged.merge(self.loss(batch, self.spec)[1])
+        return RowSums.means(gather_object([merged]))
+
+    def _parts(self, taught: Sequence[Taught]) -> Iterator[tuple[int, list[MicroBatch]]]:
+        """(trainable tokens over all processes, this process's micro-batches) of each update."""
+        count = self.config.updates_per_batch
+        for part in range(count):
+            mine = taught[part * len(taught) // count : (part + 1) * len(taught) // count]
+            tokens, rollouts = (self._total(number) for number in num_trainable(mine))
+            batches = micro_batches(
+                mine, self.config.micro_batch_tokens, self.config.normalizer, tokens, rollouts, self.accelerator.device
+            )
+            most = max(gather_object([len(batches)]))
+            yield tokens, batches + [empty_batch(self.accelerator.device)] * (most - len(batches))
+
+    def _logps(self, batch: MicroBatch) -> Tensor:
+        with torch.no_grad():
+            return self.loss(batch, self.spec, logps_only=True)
+
+    def _step(self, tokens: int, batches: Sequence[MicroBatch]) -> Metrics:
+        """Forward, backward and update of one part."""
+        if not tokens:
+            return {"loss": 0.0, "grad_norm": 0.0, "lr": self._lr(), "empty_updates": 1.0, "nonfinite_updates": 0.0}
+        total, merged = torch.zeros((), device=self.accelerator.device), RowSums()
+        for number, batch in enumerate(batches):
+            last = number == len(batches) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.loss):
+                loss, sums = self.loss(batch, self.spec)
+                # DDP averages the processes' gradients; the normaliser already counts the tokens of all of them
+                self.accelerator.backward(loss * self.accelerator.num_processes)
+            total += loss.detach()
+            merged.merge(sums)
+        norm = self.accelerator.clip_grad_norm_(self.loss.parameters(), self.max_grad_norm or math.inf)
+        loss = sum(gather_object([float(total)]))
+        finite = math.isfinite(loss) and math.isfinite(float(norm))  # type: ignore[arg-type]
+        lr = self._lr()
+        if finite:
+            self.optimizer.step()
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return {
+            "loss": loss,
+            "grad_norm": float(norm),  # type: ignore[arg-type]
+            "lr": lr,
+            "empty_updates": 0.0,
+            "nonfinite_updates": float(not finite),
+            **RowSums.means(gather_object([merged])),
+        }
+
+    def _watch(self, metrics: Metrics) -> None:
+        self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1 if metrics["nonfinite_updates"] else 0
+        if self.nonfinite_in_a_row >= self.config.max_nonfinite_steps:
+            raise UserError(
+                f"optimizer.lr: the loss or its gradient was not finite in {self.nonfinite_in_a_row} steps in a row; "
+                "lower the rate and resume from the last checkpoint"
+            )
+
+    def _lr(self) -> float:
+        return float(self.scheduler.get_last_lr()[0])
+
+    def _total(self, number: int) -> int:
+        return sum(gather_object([number]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs beside weights and moments."""
+        return {"scheduler": self.scheduler.state_dict(), "nonfinite_in_a_row": self.nonfinite_in_a_row}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.nonfinite_in_a_row = state["nonfinite_in_a_row"]
+        self.scheduler.load_state_dict(state["scheduler"])
+        for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr()):
+            group["lr"] = rate

@@ -1,0 +1,49 @@
+"""What a plug-in implements, and what it is given."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from opd.records import Prompt, Rollout, ScoreRequest, Scores, Term
+
+if TYPE_CHECKING:
+    from opd.config import RunConfig
+
+
+class Models(Protocol):
+    """The frozen models a term maker may ask."""
+
+    def teacher_for(self, prompt: Prompt) -> str:
+        """The name of the teacher that the prompt's domain routes to."""
+        ...
+
+    async def score(self, model: str, request: ScoreRequest) -> Scores:
+        """The answer of the frozen model called `model`."""
+        ...
+
+
+class PromptSource(Protocol):
+    """Yields the prompts of a step as a pure function of the step, so that a resumed run sees the same ones."""
+
+    Config: ClassVar[type]
+
+    def __init__(self, config: Any, seed: int) -> None: ...
+
+    def at(self, step: int, attempt: int, count: int) -> Sequence[Prompt]:
+        """`count` prompts for `step` (from 0); `attempt` counts the times a step asked again."""
+        ...
+
+
+class TermMaker(Protocol):
+    """Asks frozen models for what it needs and turns the answers into terms of the loss."""
+
+    Config: ClassVar[type]
+    num_student_topk: int  # how many of the student's own most likely tokens it wants with each sampled one
+
+    def __init__(self, config: Any, run: "RunConfig") -> None: ...
+
+    @staticmethod
+    def check(config: Any, run: "RunConfig") -> None:
+        """Raises `UserError` when the recipe as a whole cannot work with it."""
+        ...
+
+    async def collect(self, rollout: Rollout, models: Models) -> list[Term]: ...

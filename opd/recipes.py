@@ -1,0 +1,78 @@
+"""Finding, reading and copying recipes: the shipped YAML files and those of the user."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from opd.errors import UserError
+from opd.spelling import nearest
+
+SHIPPED = Path(__file__).parent / "configs"
+
+
+def shipped_recipes() -> Iterator[tuple[str, str]]:
+    """(name, first comment line) of each shipped recipe, sorted. Names use slashes below `configs/`."""
+    for path in sorted(SHIPPED.rglob("*.yaml")):
+        name = path.relative_to(SHIPPED).with_suffix("").as_posix()
+        if name.startswith("accelerate/"):
+            continue  # files for `accelerate launch`, not recipes
+        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        yield name, first.removeprefix("#").strip() if first.startswith("#") else ""
+
+
+def find_recipe(recipe: str | Path) -> Path:
+    """The file of a shipped name or a path. Raises `UserError` when there is none."""
+    path = Path(recipe)
+    if path.suffix in {".yaml", ".yml"} and path.is_file():
+        return path
+    shipped = SHIPPED / f"{recipe}.yaml"
+    if shipped.is_file():
+        return shipped
+    if path.suffix in {".yaml", ".yml"}:
+        raise UserError(f"recipe: no such file {str(recipe)!r}")
+    names = [name for name, _ in shipped_recipes()]
+    raise UserError(f"recipe: {str(recipe)!r} is neither a file nor shipped (see opd ls){nearest(str(recipe), names)}")
+
+
+def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The mapping in `path`, over those that its `defaults:` names (one or a list; later ones win).
+
+    A name is looked up beside the file first, then among the shipped recipes. Raises `UserError` for bad YAML, a
+    file that is no mapping, or files that inherit from each other in a circle.
+    """
+    path = path.resolve()
+    if path in seen:
+        raise UserError(f"defaults: {path.name} inherits from itself")
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None
+    raw = OmegaConf.to_container(loaded)
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: a recipe is a mapping of names to values")
+    parents = raw.pop("defaults", None) or []
+    merged: Any = OmegaConf.create({})
+    for parent in [parents] if isinstance(parents, str) else parents:
+        beside = path.parent / f"{parent}.yaml"
+        merged = OmegaConf.merge(merged, read_recipe(beside if beside.is_file() else find_recipe(parent), (*seen, path)))
+    result = OmegaConf.to_container(OmegaConf.merge(merged, raw))
+    assert isinstance(result, dict)
+    return {str(key): value for key, value in result.items()}
+
+
+def copy_recipe(recipe: str, destination: Path) -> Path:
+    """Copies a recipe to `destination` (a file, or a folder). Raises `UserError` rather than overwrite one."""
+    source = find_recipe(recipe)
+    target = destination / source.name if destination.is_dir() else destination
+    if target.exists():
+        raise UserError(f"{target} exists: choose another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    return target

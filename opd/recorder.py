@@ -1,0 +1,140 @@
+"""What a run writes down: a line of metrics a step, sample rollouts, evaluations, and the summary."""
+
+import resource
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from opd.assembly import Parts
+from opd.config import RunConfig
+from opd.objective.batching import Taught, num_trainable
+from opd.progress import ProgressBar
+from opd.records import Rollout
+from opd.run_directory import RunDirectory
+from opd.tokenization import render_text
+from opd.trackers import Tracker
+
+
+class Recorder:
+    """Owns the counters of a run. Only the main process writes; every process must call."""
+
+    def __init__(
+        self, config: RunConfig, parts: Parts, directory: RunDirectory, bar: ProgressBar, trackers: Sequence[Tracker]
+    ) -> None:
+        self.config, self.parts, self.directory, self.bar, self.trackers = config, parts, directory, bar, trackers
+        self.begin_s = time.perf_counter()
+        self.totals = {"wall_s": 0.0, "sampled_tokens": 0, "trained_tokens": 0, "skipped_prompts": 0}
+        self.evaluations: dict[str, dict[str, Any]] = {}
+        self._skipped = self._floored = 0
+
+    def step(self, step: int, taught: Sequence[Taught], metrics: Mapping[str, float]) -> None:
+        """Step `step` is done: one line of metrics, and now and then sample rollouts."""
+        counts = _summed(gather_object([self._counts(taught)]))
+        for name in ("sampled_tokens", "trained_tokens", "skipped_prompts"):
+            self.totals[name] += int(counts[name])
+        rollouts = max(1, counts["rollouts"])
+        figures = dict(metrics)
+        if self.parts.sampling.truncated or self.config.loss_temperature != self.config.sampling.temperature:
+            figures.pop("mismatch", None)  # two different distributions: their distance says nothing
+        figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
+        figures["response_tokens"] = counts["sampled_tokens"] / rollouts
+        figures |= {f"{name}_rate": counts[name] / rollouts for name in ("eos", "truncated")}
+        timings = self.parts.clock.read()
+        seconds = max(timings.get("perf/step_s", 0.0), 1e-9)
+        timings |= {"perf/tokens_per_s": round(counts["sampled_tokens"] / seconds, 1), "perf/peak_gib": round(peak_gib(), 3)}
+        row = {**figures, **timings}
+        self.directory.append_metrics({"step": step, **row})
+        for tracker in self.trackers:
+            tracker.log(step, row)
+        if self.config.trackers.rollouts_every and step % self.config.trackers.rollouts_every == 0:
+            self._sample_rollouts(step, taught)
+        self.bar.step(step, row)
+
+    def evaluation(self, step: int, result: Mapping[str, Any] | None) -> None:
+        """An evaluation after `step` steps; None where there is nothing to evaluate."""
+        if result is None:
+            return
+        figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
+        self.evaluations["before" if step == 0 else "after"] = {
+            "accuracy": figures["accuracy"],
+            "reverse_kl": figures.get("reverse_kl"),
+        }
+        self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result})
+        for tracker in self.trackers:
+            tracker.log(step, {f"eval/{name}": value for name, value in figures.items()})
+        kl = figures.get("reverse_kl")
+        rates = f"no answer {figures['no_answer_rate']:.1%}, truncated {figures['truncated_rate']:.1%}"
+        self.bar.say(
+            f"eval after step {step}: accuracy {figures['accuracy']:.1%} ({rates})"
+            + ("" if kl is None else f", reverse KL {kl:.4f} nats per token")
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """Writes and returns `summary.json`."""
+        summary = {
+            "steps": self.config.steps,
+            "wall_s": round(self._wall_s(), 2),
+            **{name: self.totals[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts")},
+            "peak_gib": round(peak_gib(), 3),
+            "eval": self.evaluations,
+        }
+        self.directory.write_json("summary.json", summary)
+        for tracker in self.trackers:
+            tracker.close()
+        return summary
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"totals": {**self.totals, "wall_s": self._wall_s()}, "evaluations": self.evaluations}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.totals, self.evaluations = dict(state["totals"]), dict(state["evaluations"])
+
+    def _wall_s(self) -> float:
+        return self.totals["wall_s"] + time.perf_counter() - self.begin_s
+
+    def _counts(self, taught: Sequence[Taught]) -> dict[str, float]:
+        """This process's counts of the step."""
+        skipped, floored = self.parts.contexts.num_skipped, self.parts.teachers.num_floored
+        counts = {
+            "rollouts": len(taught),
+            "sampled_tokens": sum(rollout.num_tokens for rollout, _ in taught),
+            "trained_tokens": num_trainable(taught)[0],
+            "eos": sum(rollout.finish == "eos" for rollout, _ in taught),
+            "truncated": sum(rollout.finish == "length" for rollout, _ in taught),
+            "skipped_prompts": skipped - self._skipped,
+            "floored_logps": floored - self._floored,
+        }
+        self._skipped, self._floored = skipped, floored
+        return counts
+
+    def _sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
+        rows = [self._row(rollout) for rollout, _ in taught[: self.config.trackers.num_rollouts]]
+        self.directory.write_rows(f"rollouts/step-{step}.jsonl", rows)
+        for tracker in self.trackers:
+            tracker.log_rollouts(step, rows)
+
+    def _row(self, rollout: Rollout) -> dict[str, Any]:
+        turn = rollout.turns[-1]
+        return {
+            "id": rollout.prompt.id,
+            "slot": rollout.slot,
+            "prompt": render_text(self.parts.tokenizer, rollout.prompt),
+            "response": self.parts.tokenizer.decode(turn.sampled_ids),
+            "finish": turn.finish,
+            "sampled_ids": turn.sampled_ids.tolist(),
+            "sampler_logps": [round(float(logp), 5) for logp in turn.sampler_logps],
+        }
+
+
+def peak_gib() -> float:
+    """Largest memory use of this process so far: of its GPU where it has one, else resident."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(part[name] for part in parts) for name in parts[0]}

@@ -1,0 +1,215 @@
+"""What crosses a seam: frozen records on numpy arrays, one for each step of the data path.
+
+Shape legend: c context tokens, n sampled tokens (the turns of a rollout concatenated), k top-k entries, H hidden size.
+Log-probs are natural logarithms. Token ids are int32, log-probs float32. Term makers and other plug-ins see nothing
+but these records, so they need no torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Array = np.ndarray
+Finish = Literal["eos", "length", "stopped", "env"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One task.
+
+    Example: `Prompt(id="gsm8k-0", messages=({"role": "user", "content": "2+2?"},), answer="4")`
+    """
+
+    id: str
+    messages: tuple[Mapping[str, Any], ...] = ()  # chat messages; empty when `text` is given
+    text: str | None = None  # a plain prompt, tokenised as it is
+    answer: str | tuple[str, ...] | None = None  # for evaluation and verifiers; distillation never reads it
+    domain: str = "default"  # routes to the teacher of this name
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas handed to the chat template
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # e.g. {"enable_thinking": False}
+    meta: Mapping[str, Any] = field(default_factory=dict)  # further columns of the row
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Example: `Sampling(temperature=0.7, top_p=0.95)`
+    """
+
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # 1 keeps everything
+    top_k: int = 0  # 0 keeps everything
+    num_topk: int = 0  # how many of the student's own most likely tokens to return beside the sampled one
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the distribution sampled from differs from the softmax at this temperature."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.temperature == 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class SampleRequest:
+    """One turn to sample.
+
+    Example: `SampleRequest(context_ids=np.array([1, 5, 9], np.int32), seed=7, max_new_tokens=64, sampling=Sampling())`
+    """
+
+    context_ids: Array  # [c] exactly what the student sees
+    seed: int  # the noise of position i depends on (seed, i) alone
+    max_new_tokens: int
+    sampling: Sampling
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """The next tokens of an unfinished turn, as they leave the sampler.
+
+    Example: `Chunk(sampled_ids=np.array([4, 2]), sampler_logps=np.array([-0.1, -2.3]), finish="eos", version=3)`
+    """
+
+    sampled_ids: Array  # [m] int32
+    sampler_logps: Array  # [m] float32, of the distribution sampled from
+    finish: Finish | None  # None while the turn goes on
+    version: int  # of the policy that sampled these tokens
+    topk_ids: Array | None = None  # [m, k] int32, the student's own most likely tokens
+    topk_logps: Array | None = None  # [m, k] float32, untruncated and at the sampling temperature
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """What the student sampled between two observations, with the context it saw.
+
+    Example: `Turn(context_ids=np.array([1, 5]), sampled_ids=np.array([4, 2]), sampler_logps=np.array([-0.1, -2.3]),
+    finish="eos")`
+    """
+
+    context_ids: Array  # [c] int32, exactly as the student saw them
+    sampled_ids: Array  # [n] int32, a sampled EOS included
+    sampler_logps: Array  # [n] float32, of the distribution sampled from
+    finish: Finish
+    topk_ids: Array | None = None  # [n, k] int32
+    topk_logps: Array | None = None  # [n, k] float32
+    num_reused: int = 0  # leading sampled tokens taken from an earlier rollout: context, never trained
+    versions: tuple[tuple[int, int], ...] = ((0, 0),)  # (first token, policy version), ascending
+
+    @classmethod
+    def of(cls, context_ids: Array, chunks: Sequence[Chunk]) -> "Turn":
+        """The turn that these chunks make up; the last one carries its `finish`."""
+        assert chunks[-1].finish is not None
+        starts = np.cumsum([0, *(len(chunk.sampled_ids) for chunk in chunks[:-1])]).tolist()
+        versions = [(start, chunk.version) for start, chunk in zip(starts, chunks)]
+        changes = [pair for i, pair in enumerate(versions) if i == 0 or pair[1] != versions[i - 1][1]]
+        topk = chunks[0].topk_ids is not None
+        return cls(
+            context_ids=context_ids,
+            sampled_ids=np.concatenate([chunk.sampled_ids for chunk in chunks]),
+            sampler_logps=np.concatenate([chunk.sampler_logps for chunk in chunks]),
+            finish=chunks[-1].finish,
+            topk_ids=np.concatenate([chunk.topk_ids for chunk in chunks]) if topk else None,  # type: ignore[misc]
+            topk_logps=np.concatenate([chunk.topk_logps for chunk in chunks]) if topk else None,  # type: ignore[misc]
+            versions=tuple(changes),
+        )
+
+    @property
+    def trainable(self) -> Array:
+        """[n] bool: what the student sampled now. No EOS is invented for a truncated turn."""
+        return np.arange(len(self.sampled_ids)) >= self.num_reused
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One attempt at a prompt.
+
+    Example: `Rollout(prompt=prompt, slot=0, turns=(turn,))`
+    """
+
+    prompt: Prompt
+    slot: int  # its index in the step: fixes the sampling seed
+    turns: tuple[Turn, ...]
+    outcome: float | None = None  # raw, from a verifier
+    score: float | None = None  # shaped; never decides what `outcome` should
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(turn.sampled_ids) for turn in self.turns)
+
+    @property
+    def trainable(self) -> Array:
+        """[n] bool over the sampled tokens of all turns."""
+        return np.concatenate([turn.trainable for turn in self.turns]) if self.turns else np.zeros(0, bool)
+
+    @property
+    def finish(self) -> Finish:
+        return self.turns[-1].finish
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreRequest:
+    """A question to a frozen model about one turn: the log-probs of its tokens, and what else is wanted.
+
+    Example: `ScoreRequest(context_ids=turn.context_ids, token_ids=turn.sampled_ids, k=16)`
+    """
+
+    context_ids: Array  # [c] int32
+    token_ids: Array  # [n] int32
+    k: int = 0  # wants the model's own k most likely tokens
+    ids: Array | None = None  # [n, m] int32: wants the log-probs of these tokens
+    hidden: bool = False  # wants the last hidden states alone, from which a head gives every log-prob
+    temperature: float = 1.0  # log-probs are those of softmax(logits / temperature)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a frozen model answers. Nothing here is -inf: log-probs are floored where they are made, and counted.
+
+    Example: `Scores(logps=np.array([-0.2, -1.5], np.float32))`
+    """
+
+    logps: Array | None = None  # [n] float32, of the tokens asked about; None with `hidden`
+    topk_ids: Array | None = None  # [n, m + k] int32: the ids asked for, then the model's own; a repeated id is -1
+    topk_logps: Array | None = None  # [n, m + k] float32
+    tail: Array | None = None  # [n] float32: the probability outside `topk_ids`
+    hidden: Any = None  # [n, H] torch tensor in the model's type, opaque to plug-ins
+    head: str | None = None  # which output head turns `hidden` into logits
+
+
+@dataclass(frozen=True, eq=False)
+class TopK:
+    """A distribution known at k tokens of each position.
+
+    Example: `TopK(ids=scores.topk_ids, logps=scores.topk_logps, tail=scores.tail)`
+    """
+
+    ids: Array  # [n, k] int32; -1 marks an absent entry
+    logps: Array  # [n, k] float32
+    tail: Array  # [n] float32, the mass outside
+
+
+@dataclass(frozen=True, eq=False)
+class Hidden:
+    """A distribution over the whole vocabulary, as the hidden state that a known head turns into logits.
+
+    Example: `Hidden(states=(scores.hidden,), head=scores.head)`
+    """
+
+    states: tuple[Any, ...]  # one torch tensor [n_i, H] a turn, in order
+    head: str
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """One part of the loss on one rollout, computed by the learner under the current student.
+
+    `kind` is one of `opd.objective.terms.KINDS`; `inputs` is what that kind documents.
+
+    Example: `Term("policy_gradient", mask=rollout.trainable, inputs={"reward": scores.logps, "self_coef": 1.0})`
+    """
+
+    kind: str
+    mask: Array  # [n] bool: counts in the normaliser
+    inputs: Mapping[str, Any]  # arrays [n, ...], TopK, Hidden, and scalars
+    weight: Array | None = None  # [n] float32: scales a token's loss, does not count in the normaliser; None is 1
+    coef: float = 1.0

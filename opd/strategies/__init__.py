@@ -1,0 +1,1 @@
+"""Plug-ins: prompt sources and term makers. None of them imports torch."""

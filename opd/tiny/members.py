@@ -1,0 +1,66 @@
+"""The table of the family's members. A new member is a line or two here; the settings are also its cache key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+VERSION = 1
+"""Raise it when the code that builds members changes what they contain; every member is then built anew."""
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """Supervised training from random weights on worked solutions: AdamW, loss on the response tokens only."""
+
+    max_steps: int
+    schedule: Literal["linear", "constant"]
+    """Learning rate after the warm-up: falling to zero at `max_steps`, or held."""
+    min_accuracy: float
+    """Greedy accuracy on the validation problems, from 0 to 1; a model that ends below it is not kept."""
+    stop_early: bool = False
+    """Stop as soon as `min_accuracy` is reached: this makes a student that is right only some of the time."""
+    check_every_steps: int = 5
+    learning_rate: float = 2e-3
+    warmup: float = 0.05
+    """Share of `max_steps` over which the learning rate rises."""
+    batch_size: int = 64
+
+
+@dataclass(frozen=True)
+class Model:
+    """A Llama model, with attention heads of 32 dimensions and tied embeddings."""
+
+    num_layers: int
+    hidden_size: int
+    training: Supervised
+    tokenizer: str = "characters"
+    """Key of `opd.tiny.tokenizer.MERGES`."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A JSONL file of the problems of one split of `opd.tiny.arithmetic`; the same for every seed."""
+
+    split: Literal["prompts", "heldout"]
+    with_answers: bool
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.split}.jsonl"
+
+
+MEMBERS: dict[str, Model | Data] = {
+    "teacher": Model(3, 128, Supervised(max_steps=600, schedule="linear", min_accuracy=0.95, batch_size=32)),
+    "student": Model(2, 64, Supervised(max_steps=2000, schedule="constant", min_accuracy=0.30, stop_early=True)),
+    "prompts": Data("prompts", with_answers=False),
+    "heldout": Data("heldout", with_answers=True),
+}
+
+
+def digest(name: str, seed: int = 0) -> str:
+    """Cache key of a member: 16 hexadecimal digits that change with any of its settings, its seed or `VERSION`."""
+    settings = {"version": VERSION, "name": name, "seed": seed, "member": asdict(MEMBERS[name])}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

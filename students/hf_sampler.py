@@ -1,0 +1,250 @@
+"""The Hugging Face sampler: batched decoding in process with a KV cache.
+
+Finished rows leave the batch and waiting prompts take their place, so cost follows live tokens. The noise of a token
+depends on its turn's seed and its position alone, so a rollout depends on its neighbours by rounding at most.
+Shape legend: B rows, T columns of the cache, V ids in use, P tokens of the longest prompt of a prefill.
+"""
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache, DynamicCache
+
+from opd.clock import Clock
+from opd.errors import UserError
+from opd.models import cache_argument, decoder, output_head
+from opd.records import Chunk, Finish, SampleRequest
+from opd.students.drawing import draw, student_topk
+from opd.students.kv_cache import RowCache
+from opd.students.noise import uniform
+
+PREFILL_TOKENS = 8192  # of one prefill forward, padding included
+REFILL_SHARE = 4  # a quarter of the rows must be free before others are prefilled, so that prefills are not tiny
+
+
+@dataclass(eq=False)
+class _Row:
+    """One turn being decoded."""
+
+    request: SampleRequest
+    chunks: "asyncio.Queue[Chunk | Exception]" = field(default_factory=asyncio.Queue)
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    topk_ids: list[Tensor] = field(default_factory=list)
+    topk_logps: list[Tensor] = field(default_factory=list)
+    reported: int = 0
+    finish: Finish | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache once the newest sampled one has been fed back."""
+        return len(self.request.context_ids) + len(self.ids)
+
+
+class HFSampler:
+    """See the module. Raises `UserError` for a model whose layers are not all full attention."""
+
+    def __init__(
+        self,
+        student: nn.Module,
+        vocab: int,
+        eos_ids: Sequence[int],
+        *,
+        max_rows: int = 64,
+        chunk_tokens: int = 16,
+        dtype: torch.dtype | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        own = next(student.parameters()).dtype
+        self.shared = dtype in (None, own)
+        self.model = student if self.shared else copy.deepcopy(student).to(dtype).requires_grad_(False)
+        _refuse_partial_attention(self.model)
+        self.vocab, self.eos_ids = vocab, torch.tensor(sorted(eos_ids))
+        self.max_rows, self.chunk_tokens = max_rows, chunk_tokens
+        self.version, self.clock = 0, clock or Clock()
+        self.cache_name = cache_argument(decoder(self.model))
+        self._waiting: deque[_Row] = deque()
+        self._rows: list[_Row] = []  # the cache's rows, finished ones included until the next repack
+        self._cache = RowCache()
+        self._worker: asyncio.Task[None] | None = None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting) or any(row.finish is None for row in self._rows)
+
+    def sync(self, student: nn.Module, version: int) -> None:
+        """See `opd.students.sampler.Sampler.sync`. The cache is empty between batches, so nothing stale survives."""
+        assert not self.busy, "sync while turns are being decoded"
+        self.version = version
+        if not self.shared:
+            with torch.no_grad():
+                for mine, theirs in zip(self.model.parameters(), student.parameters(), strict=True):
+                    mine.copy_(theirs)
+
+    async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
+        """See `opd.students.sampler.Sampler.generate`."""
+        assert len(request.context_ids), "an empty context has nothing to condition on"
+        row = _Row(request)
+        self._waiting.append(row)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        try:
+            while True:
+                chunk = await row.chunks.get()
+                if isinstance(chunk, Exception):
+                    raise chunk
+                yield chunk
+                if chunk.finish is not None:
+                    return
+        finally:
+            row.finish = row.finish or "stopped"
+
+    async def _work(self) -> None:
+        await asyncio.sleep(0)  # turns requested in the same turn of the loop start together
+        training = self.model.training
+        self.model.eval()
+        try:
+            while self.busy:
+                with self.clock("sample"), torch.no_grad():
+                    for _ in range(self.chunk_tokens):
+                        self._admit()
+                        if not self._rows:
+                            break
+                        self._decode()
+                    self._report()
+                await asyncio.sleep(0)
+        except Exception as error:
+            for row in (*self._rows, *self._waiting):
+                row.finish = "stopped"
+                row.chunks.put_nowait(error)
+            self._waiting.clear()
+        finally:
+            self.model.train(training)
+            self._rows, self._cache = [], RowCache()
+
+    def _admit(self) -> None:
+        """Drops finished rows and prefills waiting ones where it pays; makes room for the next token."""
+        live = [i for i, row in enumerate(self._rows) if row.finish is None]
+        while self._waiting and self._waiting[0].finish is not None:
+            self._waiting.popleft()  # stopped before it began
+        free = self.max_rows - len(live)
+        wanted = self._same_sampling(self._rows[live[0]].request if live else None, free)
+        refill = wanted and (not live or len(wanted) >= min(len(self._waiting), self.max_rows // REFILL_SHARE))
+        if refill or (self._rows and (4 * len(live) <= 3 * len(self._rows) or not self._cache.room)):
+            self._report()
+            kept = [self._rows[i] for i in live]
+            # the newest sampled token of a kept row is not in the cache yet
+            width = max([row.length - 1 for row in kept] + [len(row.request.context_ids) for row in wanted if refill], default=0)
+            if refill:
+                for row in wanted:
+                    self._waiting.popleft()
+                prompts, logits = self._prefill([row.request.context_ids for row in wanted])
+                self._cache.repack(torch.tensor(live, dtype=torch.long), width, prompts, [row.length for row in wanted])
+                self._rows = kept + wanted
+                self._append(wanted, logits)
+            elif kept:
+                self._cache.repack(torch.tensor(live, dtype=torch.long), width)
+                self._rows = kept
+            else:
+                self._rows, self._cache = [], RowCache()
+
+    def _same_sampling(self, running: SampleRequest | None, free: int) -> list[_Row]:
+        """The next waiting rows that can join: as many as fit, all with the sampling of those running."""
+        wanted: list[_Row] = []
+        tokens = 0
+        for row in self._waiting:
+            first = running or (wanted[0].request if wanted else row.request)
+            longest = max([tokens, len(row.request.context_ids)])
+            fits = len(wanted) < free and (not wanted or longest * (len(wanted) + 1) <= PREFILL_TOKENS)
+            if not fits or row.finish is not None or row.request.sampling != first.sampling:
+                break
+            wanted.append(row)
+            tokens = longest
+        return wanted
+
+    def _prefill(self, contexts: Sequence[np.ndarray]) -> tuple[Cache, Tensor]:
+        """(cache with left-aligned rows, logits [R, V] after each prompt). Right padding needs no mask."""
+        ids = np.zeros((len(contexts), max(map(len, contexts))), np.int64)
+        for row, context in zip(ids, contexts):
+            row[: len(context)] = context
+        cache = DynamicCache()
+        hidden = self._forward(torch.from_numpy(ids), cache)
+        last = torch.tensor([len(context) - 1 for context in contexts], device=hidden.device)
+        return cache, self._logits(hidden[torch.arange(len(contexts), device=hidden.device), last])
+
+    def _decode(self) -> None:
+        """Feeds back each row's newest token and draws the next one."""
+        device = output_head(self.model).weight.device
+        newest = torch.tensor([[row.ids[-1]] for row in self._rows])
+        lengths = torch.tensor([row.length for row in self._rows])
+        width = self._cache.layers[0].end + 1
+        mask = None
+        if int(lengths.min()) < width:
+            mask = (torch.arange(width) >= width - lengths[:, None])[:, None, None, :].to(device)
+        hidden = self._forward(newest, self._cache, attention_mask=mask, position_ids=(lengths - 1)[:, None].to(device))
+        self._append(self._rows, self._logits(hidden[:, -1]))
+
+    def _forward(self, ids: Tensor, cache: Cache, **inputs: Tensor | None) -> Tensor:
+        body = decoder(self.model)
+        device = next(body.parameters()).device
+        return body(input_ids=ids.to(device), use_cache=True, **{self.cache_name: cache}, **inputs).last_hidden_state
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        head = output_head(self.model)
+        return head.logits(hidden, self.vocab).float() * head.scale
+
+    def _append(self, rows: Sequence[_Row], logits: Tensor) -> None:
+        """Draws one token for each of `rows` [B] from `logits` [B, V]. Finished rows draw too; nobody reads theirs."""
+        sampling = rows[0].request.sampling
+        seeds = np.array([row.request.seed for row in rows], np.int64)
+        noise = uniform(seeds, np.array([len(row.ids) for row in rows]))
+        ids, logps = draw(logits, torch.from_numpy(noise).to(logits.device), sampling)
+        topk = student_topk(logits, sampling) if sampling.num_topk else None
+        topk_ids, topk_logps = (part.cpu() for part in topk) if topk else (None, None)
+        ended = torch.isin(ids.cpu(), self.eos_ids).tolist()
+        for i, (row, token, logp) in enumerate(zip(rows, ids.tolist(), logps.tolist())):
+            row.ids.append(token)
+            if row.finish is not None:
+                continue
+            row.logps.append(logp)
+            if topk_ids is not None and topk_logps is not None:
+                row.topk_ids.append(topk_ids[i])
+                row.topk_logps.append(topk_logps[i])
+            if ended[i]:
+                row.finish = "eos"
+            elif len(row.logps) >= row.request.max_new_tokens:
+                row.finish = "length"
+
+    def _report(self) -> None:
+        """Hands each row's new tokens to whoever waits for them."""
+        for row in self._rows:
+            new = slice(row.reported, len(row.logps))
+            if new.start == new.stop:
+                continue
+            row.reported = new.stop
+            topk = (torch.stack(row.topk_ids[new]), torch.stack(row.topk_logps[new])) if row.topk_ids else None
+            row.chunks.put_nowait(
+                Chunk(
+                    sampled_ids=np.array(row.ids[new], np.int32),
+                    sampler_logps=np.array(row.logps[new], np.float32),
+                    finish=row.finish,
+                    version=self.version,
+                    topk_ids=topk[0].numpy().astype(np.int32) if topk else None,
+                    topk_logps=topk[1].numpy() if topk else None,
+                )
+            )
+
+
+def _refuse_partial_attention(model: nn.Module) -> None:
+    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    window = getattr(config, "sliding_window", None) if "layer_types" not in config.to_dict() else None
+    if kinds != {"full_attention"} or window:
+        what = ", ".join(sorted(kinds - {"full_attention"})) or "a sliding window"
+        raise UserError(f"student.model: the Hugging Face sampler needs full attention in every layer; this model has {what}")

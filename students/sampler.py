@@ -1,0 +1,25 @@
+"""What the engine expects of anything that samples the student's turns."""
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from torch import nn
+
+from opd.records import Chunk, SampleRequest
+
+
+class Sampler(Protocol):
+    """Decodes many turns at once and reports each as it goes."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether turns are being decoded."""
+        ...
+
+    def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
+        """The chunks of one turn; the last one carries its `finish`. Closing the iterator early stops the turn."""
+        ...
+
+    def sync(self, student: nn.Module, version: int) -> None:
+        """Takes over the student's weights; what is sampled from here on carries `version`."""
+        ...
