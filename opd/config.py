@@ -12,8 +12,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from opd.data import DatasetConfig, check_path
 from opd.errors import UserError
 from opd.eval.config import EvalConfig
+from opd.locate import check_location
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
 from opd.recipes import find_recipe, read_recipe
 from opd.registry import PROMPT_SOURCES, TERM_MAKERS
@@ -161,6 +163,16 @@ def check(config: RunConfig) -> None:
         raise UserError(f"terms: name at least one of {', '.join(TERM_MAKERS.names())}")
     for name, term in config.terms.items():
         TERM_MAKERS.load(name, "terms").check(term, config)
+
+
+def check_files(config: RunConfig) -> None:
+    """Refuses models and files that do not exist, without loading any. Raises `UserError` naming the field."""
+    check_location(config.student.model, "student.model")
+    for name, teacher in config.teachers.items():
+        check_location(teacher.model, f"teachers.{name}.model")
+    for key, source in {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}.items():
+        if isinstance(source, DatasetConfig):
+            check_path(source.path, key)
 
 
 def _plugins(registry: Any, sections: Mapping[str, Any], key: str) -> dict[str, Any]:

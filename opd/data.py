@@ -98,14 +98,22 @@ def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str)
     )
 
 
+def check_path(name: str, key: str) -> None:
+    """Refuses a path that is no file, no hub id and no member of the tiny family. Raises `UserError` naming `key`."""
+    path = Path(name).expanduser()
+    if is_tiny(name) or path.is_file():
+        return
+    if path.is_dir():
+        raise UserError(f"{key}.path: {name} is a folder; name a file in it")
+    if path.suffix or path.is_absolute() or name.count("/") != 1:
+        raise UserError(f"{key}.path: no such file {name!r}")
+
+
 def _rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place for messages, row) of each row."""
-    path = resolve(config.path) if is_tiny(config.path) else Path(config.path)
-    if path.is_dir():
-        raise UserError(f"{key}.path: {path} is a folder; name a file in it")
+    check_path(config.path, key)
+    path = resolve(config.path) if is_tiny(config.path) else Path(config.path).expanduser()
     if not path.is_file():
-        if path.suffix or path.is_absolute() or config.path.count("/") != 1:
-            raise UserError(f"{key}.path: no such file {config.path!r}")
         yield from _hub_rows(config, key)
     elif path.suffix == ".jsonl":
         yield from _json_lines(path, key)

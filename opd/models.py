@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from opd.errors import UserError
-from opd.tiny import is_tiny, resolve
+from opd.locate import locate
 
 
 @dataclass(frozen=True)
@@ -25,23 +24,6 @@ class OutputHead:
     def logits(self, hidden: Float[Tensor, "c H"], vocab: int) -> Float[Tensor, "c V"]:
         """Unscaled logits of the first `vocab` rows, in the type of the weight."""
         return torch.mm(hidden.to(self.weight.dtype), self.weight[:vocab].t())
-
-
-def locate(name: str, field: str) -> str:
-    """What `from_pretrained` takes for a folder, a hub id or a member of the tiny family (built on first use).
-
-    Raises `UserError` naming `field` for a folder that does not exist or holds no model.
-    """
-    if is_tiny(name):
-        return str(resolve(name))
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not any((path / marker).is_file() for marker in ("config.json", "adapter_config.json")):
-            raise UserError(f"{field}: {name} holds no model (no config.json)")
-        return str(path)
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not path.suffix == ".jsonl":
-        return name
-    raise UserError(f"{field}: no such folder {name!r}, and it is no hub id of the form owner/name")
 
 
 def load_causal_lm(

@@ -7,7 +7,7 @@ import numpy as np
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from opd.errors import UserError
-from opd.models import locate
+from opd.locate import locate
 from opd.records import Array, Prompt
 
 

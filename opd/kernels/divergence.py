@@ -6,7 +6,6 @@ dL/ds_j = scale * (q_j - p_j). JSD: L = beta KL(p, m) + (1 - beta) KL(q, m) with
 (Agarwal et al. 2023, arXiv 2306.13649, equation 1), dL/ds_j = scale * q_j (h_j - E_q[h]), h = (1 - beta) log(q / m).
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -38,10 +37,9 @@ def full_divergence_(
     block = {"reverse_kl": _reverse_kl, "forward_kl": _forward_kl}.get(kind) or _jsd(beta)
     for rows in row_blocks(c, vocab, student.device):
         x, y, e = scratch(rows)
-        x.copy_(student[rows]).mul_(student_scale)
-        y.copy_(teacher[rows]).mul_(teacher_scale)
-        x.sub_(x.amax(-1, keepdim=True))
-        y.sub_(y.amax(-1, keepdim=True))
+        for scaled, logits, scale in ((x, student, student_scale), (y, teacher, teacher_scale)):
+            scaled.copy_(logits[rows])
+            scaled.sub_(scaled.amax(-1, keepdim=True)).mul_(scale)  # in this order an offset costs no digits
         out[rows] = block(x, y, e, (weight[rows] * student_scale)[:, None])
         teacher[rows] = y
     return out
@@ -74,11 +72,15 @@ def _forward_kl(x: Tensor, y: Tensor, e: Tensor, weight: Tensor) -> Tensor:
 
 def _jsd(beta: float) -> Block:
     def block(x: Tensor, y: Tensor, e: Tensor, weight: Tensor) -> Tensor:
-        log_q, log_p = x.log_softmax(-1), y.log_softmax(-1)
-        log_m = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))
-        q, h = log_q.exp(), (1 - beta) * (log_q - log_m)
-        mean = (q * h).sum(-1)
-        y.copy_(q * (h - mean[:, None]) * weight)
-        return beta * (log_p.exp() * (log_p - log_m)).sum(-1) + mean
+        y_sum = torch.exp(y, out=e).sum(-1, keepdim=True)
+        d = y.sub_(x)
+        z = x.exp_().sum(-1, keepdim=True)
+        d.sub_((y_sum / z).log())  # log(p / q), exactly 0 where the rows are equal
+        p, q = e.div_(y_sum), x.div_(z)
+        low = torch.where(d > 0, 1 - beta, beta).mul_(torch.expm1(-d.abs())).log1p_()  # log(m / max(p, q))
+        over_p, h = low + (-d).relu_(), low.add_(d.relu()).mul_(beta - 1)  # log(m / p), and h of the module
+        mean = torch.linalg.vecdot(q, h)
+        torch.mul(q, h.sub_(mean[:, None]), out=y).mul_(weight)
+        return mean - beta * torch.linalg.vecdot(p, over_p)
 
     return block

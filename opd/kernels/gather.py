@@ -14,12 +14,12 @@ from opd.kernels.blocks import Scratch, row_blocks
 
 @dataclass(frozen=True)
 class RowStats:
-    """What a row of logits is known by. log q_j = (s_j - max) - log_z keeps its digits under any offset of the row."""
+    """What a row of logits is known by. log q_j = scale * (s_j - max) - log_z keeps its digits under any offset of the row."""
 
     logp: Tensor  # [c, M] fp32, natural log; 0 where the id is -1
     entropy: Tensor  # [c] fp32, nats
-    max: Tensor  # [c] fp32, of the scaled row
-    log_z: Tensor  # [c] fp32, log of the sum of exp(s - max)
+    max: Tensor  # [c] fp32
+    log_z: Tensor  # [c] fp32, log of the sum of exp(scale * (s - max))
 
 
 def gather_logprob(logits: Float[Tensor, "c V"], ids: Int[Tensor, "c M"], scale: float = 1.0) -> RowStats:
@@ -34,9 +34,9 @@ def gather_logprob(logits: Float[Tensor, "c V"], ids: Int[Tensor, "c M"], scale:
     scratch = Scratch(2, c, vocab, logits.device)
     for rows in row_blocks(c, vocab, logits.device):
         x, e = scratch(rows)
-        x.copy_(logits[rows]).mul_(scale)
+        x.copy_(logits[rows])
         row_max[rows] = x.amax(-1)
-        x.sub_(row_max[rows, None])
+        x.sub_(row_max[rows, None]).mul_(scale)
         torch.exp(x, out=e)
         z = e.sum(-1)
         log_z[rows] = z.log()
@@ -63,7 +63,7 @@ def gather_logprob_grad_(
     scratch = Scratch(1, c, vocab, logits.device)
     for rows in row_blocks(c, vocab, logits.device):
         (x,) = scratch(rows)
-        x.copy_(logits[rows]).mul_(scale).sub_(stats.max[rows, None]).sub_(stats.log_z[rows, None])
+        x.copy_(logits[rows]).sub_(stats.max[rows, None]).mul_(scale).sub_(stats.log_z[rows, None])
         x.exp_().mul_(-total[rows])
         x.scatter_add_(-1, ids[rows].clamp(min=0), grad[rows])
         if add is not None:

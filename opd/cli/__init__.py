@@ -1,0 +1,31 @@
+"""The command `opd`. Help, listing and validation import neither torch nor transformers."""
+
+import sys
+
+import typer
+
+from opd.errors import UserError
+
+app = typer.Typer(
+    name="opd",
+    help="On-policy distillation: a student learns from a frozen teacher's judgement of its own rollouts.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Runs the command line. A user's mistake is one line on stderr and exit code 2."""
+    from opd.cli import evaluate, recipes, train
+
+    for module in (train, evaluate, recipes):
+        module.add_to(app)
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

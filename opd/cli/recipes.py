@@ -1,0 +1,80 @@
+"""`opd ls | cp | validate | config | doctor`: finding recipes, copying them, and checking them before they cost anything."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see opd ls) or the path of a YAML file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.sub=value]...", help="Values set anew.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("ls")(list_recipes)
+    app.command("cp")(copy)
+    app.command("validate")(validate)
+    app.command("config")(config)
+    app.command("doctor")(doctor)
+
+
+def list_recipes() -> None:
+    """List the shipped recipes."""
+    from opd.recipes import shipped_recipes
+
+    rows = list(shipped_recipes())
+    width = max(len(name) for name, _ in rows)
+    for name, about in rows:
+        print(f"{name:<{width}}  {about}".rstrip())
+
+
+def copy(recipe: Recipe, destination: Annotated[Path, typer.Argument(help="A file or a folder.")] = Path()) -> None:
+    """Copy a recipe, to change it."""
+    from opd.recipes import copy_recipe
+
+    print(copy_recipe(recipe, destination))
+
+
+def validate(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Check a recipe: keys, types, combinations, and that the files it names exist."""
+    from opd.config import check_files, load_config
+
+    check_files(load_config(recipe, overrides or []))
+    print(f"{recipe}: ok")
+
+
+def config(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe, to print with every value filled in.")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Print a recipe with every value filled in or, without one, every field with its meaning."""
+    from opd.config import load_config, to_yaml
+
+    if recipe is not None:
+        print(to_yaml(load_config(recipe, overrides or [])), end="")
+        return
+    from opd.reference import fields
+
+    console = Console(highlight=False, soft_wrap=True)
+    for key, default, text in fields():
+        console.print(f"[bold]{escape(key)}[/bold] = {escape(default)}\n    {escape(text)}")
+
+
+def doctor(recipe: Recipe, overrides: Overrides = None) -> None:
+    """Look for what would make numbers silently wrong. Loads tokenizers and templates, never weights."""
+    from opd.config import check_files, load_config
+
+    loaded = load_config(recipe, overrides or [])
+    check_files(loaded)
+    from opd.doctor import examine
+
+    marks = {"ok": "[green]ok[/green]  ", "warn": "[yellow]warn[/yellow]", "error": "[red]error[/red]"}
+    console = Console(highlight=False, soft_wrap=True)
+    findings = examine(loaded)
+    for finding in findings:
+        console.print(f"{marks[finding.level]} {escape(finding.subject)}: {escape(finding.text)}")
+        if finding.fix:
+            console.print(f"     fix: {escape(finding.fix)}")
+    if any(finding.level == "error" for finding in findings):
+        raise typer.Exit(2)

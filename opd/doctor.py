@@ -1,0 +1,175 @@
+"""What would make numbers silently wrong, found from tokenizers, templates and configurations alone."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from opd.alignment.vocabulary import shared_vocabulary
+from opd.config import RunConfig
+from opd.errors import UserError
+from opd.locate import locate
+from opd.models import model_limits
+from opd.records import Prompt
+from opd.registry import PROMPT_SOURCES
+from opd.tokenization import eos_ids, load_tokenizer, render, render_text
+
+SAMPLE = 256  # prompts whose length is measured
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `fix` says what to change where `level` is not ok."""
+
+    level: Literal["ok", "warn", "error"]
+    subject: str
+    text: str
+    fix: str = ""
+
+
+def examine(config: RunConfig) -> list[Finding]:
+    """Everything worth knowing about a recipe before it costs anything. Raises `UserError` only for what cannot be read."""
+    source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
+    prompts = list(source.at(0, 0, min(SAMPLE, max(1, config.batch.prompts * config.steps))))
+    tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
+    findings = [*_prompt(tokenizer, prompts[0]), _lengths(config, tokenizer, prompts), _temperature(config)]
+    ends = eos_ids(config.student.model, tokenizer, config.student.revision)
+    findings.append(Finding("ok", "EOS of the student", _names(tokenizer, ends)))
+    findings += _head("student.model", config.student.model, config.student.revision, tokenizer)
+    for name, teacher in config.teachers.items():
+        field = f"teachers.{name}.model"
+        other = load_tokenizer(teacher.model, field, teacher.revision)
+        findings += _vocabularies(field, tokenizer, other, ends)
+        if findings[-1].level == "error":
+            continue  # nothing else about this teacher means anything
+        findings += _same_eos(field, tokenizer, ends, eos_ids(teacher.model, other, teacher.revision))
+        findings += _same_rendering(field, tokenizer, other, prompts[0])
+        findings += _head(field, teacher.model, teacher.revision, other)
+        findings += _context(config, field, teacher.model, teacher.revision)
+    return [*findings, _memory(config)]
+
+
+def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[Finding]:
+    ids = render(tokenizer, prompt)
+    found = [Finding("ok", f"first prompt ({len(ids)} tokens)", repr(render_text(tokenizer, prompt)))]
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return [*found, Finding("ok", "BOS in the prompt", "the tokenizer has none")]
+    leading = int((ids != bos).argmax()) if (ids != bos).any() else len(ids)
+    text = f"{leading} at the start ({tokenizer.bos_token!r})"
+    if leading > 1:
+        return [*found, Finding("warn", "BOS in the prompt", text, "remove it from the template or from the prompt")]
+    return [*found, Finding("ok", "BOS in the prompt", text)]
+
+
+def _lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> Finding:
+    limit, _ = model_limits(config.student.model, "student.model", config.student.revision)
+    limit = min(config.sampling.max_context or limit, limit)
+    lengths = np.array([len(render(tokenizer, prompt)) for prompt in prompts])
+    text = f"{len(lengths)} prompts: median {int(np.median(lengths))}, longest {lengths.max()}; context {limit} tokens"
+    too_long, cut = int((lengths >= limit).sum()), int((lengths + config.sampling.max_new_tokens > limit).sum())
+    if too_long == len(lengths):
+        return Finding("error", "prompt lengths", text + "; all are too long", "raise sampling.max_context")
+    if too_long or cut:
+        fix = "lower sampling.max_new_tokens, or choose a student with a longer context"
+        return Finding("warn", "prompt lengths", f"{text}; {too_long} are skipped, {cut} leave less than max_new_tokens", fix)
+    return Finding("ok", "prompt lengths", text)
+
+
+def _temperature(config: RunConfig) -> Finding:
+    loss, sampling = config.loss_temperature, config.sampling
+    text = f"rollouts at {sampling.temperature}, log-probs of student and teacher in the loss at {loss}"
+    if loss != sampling.temperature:
+        return Finding("warn", "temperature", text, "leave objective.temperature out to use the sampling temperature")
+    if sampling.top_p < 1.0 or sampling.top_k > 0:
+        text += "; the sampled distribution is cut (top_p, top_k), the loss uses the whole one"
+        return Finding("warn", "temperature", text, "sampling.top_p=1 and sampling.top_k=0 make the two agree")
+    return Finding("ok", "temperature", text)
+
+
+def _names(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
+    return ", ".join(f"{i} {tokenizer.convert_ids_to_tokens(i)!r}" for i in ids)
+
+
+def _head(field: str, name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
+    rows = model_limits(name, field, revision)[1]
+    used = max(tokenizer.get_vocab().values()) + 1
+    if rows < used:
+        text = f"{rows} output rows for {used} token ids"
+        return [Finding("warn", f"{field} vocabulary", text, "the last tokens can never be sampled; check the tokenizer")]
+    text = f"{used} token ids, {rows} output rows" + (f": {rows - used} rows of padding are left out" if rows > used else "")
+    return [Finding("ok", f"{field} vocabulary", text)]
+
+
+def _vocabularies(
+    field: str, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, ends: tuple[int, ...]
+) -> list[Finding]:
+    try:
+        shared = shared_vocabulary(student.get_vocab(), teacher.get_vocab(), field)
+    except UserError as error:
+        return [Finding("error", "token -> id maps", str(error), "choose a teacher with the student's tokenizer")]
+    if max(ends) >= shared.size:
+        return [Finding("error", "token -> id maps", f"{field}: the student's EOS is not a token of the teacher", "another teacher")]
+    if shared.dropped:
+        text = f"{field}: equal below {shared.size}; {len(shared.dropped)} tokens that one side lacks are left out"
+        return [Finding("warn", "token -> id maps", text, "harmless unless the student needs " + ", ".join(shared.dropped[:3]))]
+    return [Finding("ok", "token -> id maps", f"{field}: {shared.size} ids, all equal")]
+
+
+def _same_eos(
+    field: str, tokenizer: PreTrainedTokenizerBase, mine: tuple[int, ...], theirs: tuple[int, ...]
+) -> list[Finding]:
+    if mine == theirs:
+        return [Finding("ok", f"{field} EOS", "the student's")]
+    text = f"the teacher ends with {_names(tokenizer, theirs)}, the student with {_names(tokenizer, mine)}"
+    fix = "where the student ends with a token the teacher never ends with, it is taught not to stop; give both one EOS"
+    return [Finding("warn" if set(mine) & set(theirs) else "error", f"{field} EOS", text, fix)]
+
+
+def _same_rendering(
+    field: str, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, prompt: Prompt
+) -> list[Finding]:
+    if prompt.text is not None or not teacher.chat_template:
+        return []
+    theirs = render_text(teacher, prompt)
+    if theirs == render_text(student, prompt):
+        return [Finding("ok", f"{field} template", "renders the first prompt as the student's does")]
+    text = f"would render the first prompt as {theirs!r}; it scores the student's rendering, which it may not be used to"
+    fix = "give both one chat template, or pass prompts.chat_template_kwargs that make them agree"
+    return [Finding("warn", f"{field} template", text, fix)]
+
+
+def _context(config: RunConfig, field: str, name: str, revision: str | None) -> list[Finding]:
+    mine, _ = model_limits(config.student.model, "student.model", config.student.revision)
+    mine = min(config.sampling.max_context or mine, mine)
+    theirs, _ = model_limits(name, field, revision)
+    if theirs < mine:
+        fix = f"set sampling.max_context={theirs}"
+        return [Finding("error", f"{field} context", f"{theirs} tokens, rollouts may have {mine}", fix)]
+    return [Finding("ok", f"{field} context", f"{theirs} tokens")]
+
+
+def _memory(config: RunConfig) -> Finding:
+    size = {"float32": 4, "bfloat16": 2}
+    student, _ = _parameters(config.student.model, "student.model", config.student.revision)
+    master = size[config.student.dtype]
+    trained = student if config.student.lora is None else 0
+    sampler = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
+    total = student * master + trained * 3 * master + (0 if sampler == config.student.dtype else student * size[sampler])
+    for name, teacher in config.teachers.items():
+        count, stored = _parameters(teacher.model, f"teachers.{name}.model", teacher.revision)
+        total += count * (stored if teacher.dtype == "auto" else size[teacher.dtype])
+    total += 2 * config.objective.max_logits_mib * 2**20
+    text = f"about {total / 2**30:.1f} GiB for weights, gradients, optimizer and logits; activations and KV cache come on top"
+    return Finding("ok", "memory", f"{text} (student {student / 1e6:,.1f} M parameters)")
+
+
+def _parameters(name: str, field: str, revision: str | None) -> tuple[int, int]:
+    """(parameters, bytes of one in the checkpoint), from the configuration."""
+    config = AutoConfig.from_pretrained(locate(name, field), revision=revision, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    return sum(parameter.numel() for parameter in model.parameters()), dtype.itemsize

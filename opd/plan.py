@@ -1,0 +1,26 @@
+"""What a run would do, from the recipe and its prompts alone."""
+
+from pathlib import Path
+
+from opd.config import RunConfig, to_yaml
+from opd.data import load_prompts
+from opd.registry import PROMPT_SOURCES
+
+
+def plan(config: RunConfig, out: Path) -> str:
+    """The resolved recipe and the size of the run, as text. Reads the prompts. Raises `UserError`."""
+    source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
+    first = source.at(0, 0, 1)[0]
+    heldout = load_prompts(config.eval.prompts, "eval.prompts") if config.eval.prompts else []
+    rollouts = config.batch.prompts * config.batch.rollouts_per_prompt
+    lines = [
+        to_yaml(config).rstrip(),
+        "",
+        f"# run directory: {out}" + (" (holds a run)" if (out / "config.yaml").exists() else ""),
+        f"# first prompt: {first.id}",
+        f"# {config.steps} steps of {rollouts} rollouts, at most "
+        f"{config.steps * rollouts * config.sampling.max_new_tokens:,} sampled tokens",
+        f"# {config.steps * config.objective.updates_per_batch} optimizer updates",
+        f"# {len(heldout)} held-out problems",
+    ]
+    return "\n".join(lines)
