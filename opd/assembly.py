@@ -47,11 +47,9 @@ class Parts:
     notes: list[str]  # what the user should know about this combination
 
 
-def make_accelerator(config: RunConfig) -> Accelerator:
+def make_accelerator() -> Accelerator:
     """One process, or one of those that `--processes` or `accelerate launch` started."""
-    accelerator = Accelerator(
-        mixed_precision="bf16" if config.objective.precision == "bfloat16" else "no", cpu=not torch.cuda.is_available()
-    )
+    accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())  # autocast is the learner's
     if accelerator.distributed_type == DistributedType.FSDP:
         raise UserError(
             "sampler: the Hugging Face sampler would hang under FSDP, whose processes must decode equally many tokens; "

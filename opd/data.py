@@ -15,7 +15,7 @@ from omegaconf import MISSING
 from opd.errors import UserError
 from opd.records import Prompt
 from opd.spelling import nearest
-from opd.tiny import is_tiny, resolve
+from opd.tiny import check_name, is_tiny, resolve
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,11 @@ def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str)
 
 def check_path(name: str, key: str) -> None:
     """Refuses a path that is no file, no hub id and no member of the tiny family. Raises `UserError` naming `key`."""
+    if is_tiny(name):
+        check_name(name)
+        return
     path = Path(name).expanduser()
-    if is_tiny(name) or path.is_file():
+    if path.is_file():
         return
     if path.is_dir():
         raise UserError(f"{key}.path: {name} is a folder; name a file in it")

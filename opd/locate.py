@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from opd.errors import UserError
-from opd.tiny import is_tiny, resolve
+from opd.tiny import check_name, is_tiny, resolve
 
 
 def locate(name: str, field: str) -> str:
@@ -18,6 +18,7 @@ def locate(name: str, field: str) -> str:
 def check_location(name: str, field: str) -> None:
     """Refuses what `locate` refuses, without building or fetching anything."""
     if is_tiny(name):
+        check_name(name)
         return
     path = Path(name).expanduser()
     if path.is_dir():

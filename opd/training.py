@@ -25,7 +25,7 @@ def train(
     from opd.run_directory import RunDirectory
     from opd.trackers import open_trackers
 
-    accelerator = make_accelerator(config)
+    accelerator = make_accelerator()
     main = accelerator.is_main_process
     with accelerator.main_process_first():
         directory = RunDirectory(Path(out), config, resume=resume, overwrite=overwrite, writer=main)

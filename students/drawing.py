@@ -55,7 +55,7 @@ def _invert(probs: Tensor, uniform: Tensor) -> Tensor:
     ends = sums.cumsum(-1)
     target = uniform.double() * ends[:, -1]
     block = (ends <= target[:, None]).sum(-1).clamp(max=ends.shape[1] - 1)
-    rest = target - (ends.gather(-1, block[:, None]) - sums.gather(-1, block[:, None]))[:, 0]
+    rest = (target - (ends.gather(-1, block[:, None]) - sums.gather(-1, block[:, None]))[:, 0]).clamp(min=0)
     inside = padded[torch.arange(b, device=probs.device), block]
     column = (inside.cumsum(-1, dtype=torch.float64) <= rest[:, None]).sum(-1)
     last = BLOCK - 1 - (inside > 0).flip(-1).int().argmax(-1)  # rounding may run past the last column with mass

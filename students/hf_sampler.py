@@ -63,8 +63,9 @@ class HFSampler:
     ) -> None:
         own = next(student.parameters()).dtype
         self.shared = dtype in (None, own)
-        self.model = student if self.shared else copy.deepcopy(student).to(dtype).requires_grad_(False)
+        self.model = student if self.shared else _in_type(copy.deepcopy(student), dtype)
         _refuse_partial_attention(self.model)
+        _refuse_other_masks(self.model)
         self.vocab, self.eos_ids = vocab, torch.tensor(sorted(eos_ids))
         self.max_rows, self.chunk_tokens = max_rows, chunk_tokens
         self.version, self.clock = 0, clock or Clock()
@@ -135,7 +136,9 @@ class HFSampler:
             self._waiting.popleft()  # stopped before it began
         free = self.max_rows - len(live)
         wanted = self._same_sampling(self._rows[live[0]].request if live else None, free)
-        refill = wanted and (not live or len(wanted) >= min(len(self._waiting), self.max_rows // REFILL_SHARE))
+        refill = wanted and (
+            not live or len(wanted) >= min(len(self._waiting), self.max_rows // REFILL_SHARE) or _fills_prefill(wanted)
+        )
         if refill or (self._rows and (4 * len(live) <= 3 * len(self._rows) or not self._cache.room)):
             self._report()
             kept = [self._rows[i] for i in live]
@@ -186,7 +189,10 @@ class HFSampler:
         width = self._cache.layers[0].end + 1
         mask = None
         if int(lengths.min()) < width:
-            mask = (torch.arange(width) >= width - lengths[:, None])[:, None, None, :].to(device)
+            outside = (torch.arange(width) < width - lengths[:, None])[:, None, None, :]
+            dtype = next(decoder(self.model).parameters()).dtype
+            # added to the scores, which every kind of attention understands: `eager` would add a boolean one as well
+            mask = torch.zeros(outside.shape, dtype=dtype).masked_fill_(outside, torch.finfo(dtype).min).to(device)
         hidden = self._forward(newest, self._cache, attention_mask=mask, position_ids=(lengths - 1)[:, None].to(device))
         self._append(self._rows, self._logits(hidden[:, -1]))
 
@@ -239,6 +245,24 @@ class HFSampler:
                     topk_logps=topk[1].numpy() if topk else None,
                 )
             )
+
+
+def _fills_prefill(rows: Sequence[_Row]) -> bool:
+    """Whether one more such prompt would not fit into the same forward pass."""
+    return max(len(row.request.context_ids) for row in rows) * (len(rows) + 1) > PREFILL_TOKENS
+
+
+def _in_type(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    """`model` with its parameters in another type. Buffers stay: rotary frequencies in bfloat16 drift with the position."""
+    for parameter in model.requires_grad_(False).parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def _refuse_other_masks(model: nn.Module) -> None:
+    kind = model.config.get_text_config()._attn_implementation  # type: ignore[union-attr,operator]
+    if kind not in {"sdpa", "eager"}:
+        raise UserError(f"student.attention: the Hugging Face sampler needs sdpa or eager, not {kind}")
 
 
 def _refuse_partial_attention(model: nn.Module) -> None:

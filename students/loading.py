@@ -25,7 +25,9 @@ def load_student(config: StudentConfig, checkpoint: Path | None = None) -> nn.Mo
         attention=config.attention,
     )
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # older transformers know it by another name
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     if config.lora is None:
         return model
     return _with_adapters(model, config.lora, checkpoint)
@@ -34,6 +36,7 @@ def load_student(config: StudentConfig, checkpoint: Path | None = None) -> nn.Mo
 def _with_adapters(model: nn.Module, config: LoraConfig, checkpoint: Path | None) -> nn.Module:
     try:
         import peft
+        from peft.tuners.tuners_utils import BaseTunerLayer
     except ImportError:
         raise UserError("student.lora: install it with: pip install 'opd[lora]'") from None
     head = output_head(model).weight
@@ -54,6 +57,7 @@ def _with_adapters(model: nn.Module, config: LoraConfig, checkpoint: Path | None
                 adapted = peft.get_peft_model(model, settings)  # type: ignore[arg-type]
         except ValueError as error:
             raise UserError(f"student.lora.target_modules: {' '.join(str(error).split())}") from None
-    if output_head(adapted).weight is not head or head.requires_grad:
+    # an adapted layer passes its base layer's weight off as its own
+    if isinstance(adapted.get_base_model().get_output_embeddings(), BaseTunerLayer) or head.requires_grad:  # type: ignore
         raise UserError("student.lora.target_modules: the output head cannot carry an adapter; leave it out")
     return adapted

@@ -8,7 +8,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def uniform(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """[B] float64 in [0, 1) from `seeds` [B] and `positions` [B] (integers), by SplitMix64 (Steele et al. 2014)."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
-        return (_mix(_mix(seeds.astype(np.uint64)) + positions.astype(np.uint64) * _GOLDEN) >> np.uint64(11)) * 2.0**-53
+        states = _mix(seeds.astype(np.uint64) + _GOLDEN) + positions.astype(np.uint64) * _GOLDEN  # 0 would stay 0
+        return (_mix(states) >> np.uint64(11)) * 2.0**-53
 
 
 def slot_seed(*parts: int) -> int:

@@ -51,6 +51,7 @@ class HFTeacher:
 
     async def score(self, request: ScoreRequest) -> Scores:
         """The answer to one request, computed together with those of others."""
+        assert len(request.context_ids), "an empty context has nothing to condition on"
         future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if self._worker is None or self._worker.done():
@@ -68,10 +69,12 @@ class HFTeacher:
                     answers = self.score_batch([request for request, _ in waiting])
             except Exception as error:
                 for _, future in waiting:
-                    future.set_exception(error)
+                    if not future.done():  # whoever asked may have been cancelled
+                        future.set_exception(error)
                 return
             for (_, future), scores in zip(waiting, answers):
-                future.set_result(scores)
+                if not future.done():
+                    future.set_result(scores)
             await asyncio.sleep(0)
 
     @torch.no_grad()

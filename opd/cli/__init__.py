@@ -6,26 +6,31 @@ import typer
 
 from opd.errors import UserError
 
-app = typer.Typer(
-    name="opd",
-    help="On-policy distillation: a student learns from a frozen teacher's judgement of its own rollouts.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+
+def build() -> typer.Typer:
+    """The command line with all its commands."""
+    from opd.cli import evaluate, recipes, train
+
+    app = typer.Typer(
+        name="opd",
+        help="On-policy distillation: a student learns from a frozen teacher's judgement of its own rollouts.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    for module in (train, evaluate, recipes):
+        module.add_to(app)
+    return app
 
 
 def main() -> None:
     """Runs the command line. A user's mistake is one line on stderr and exit code 2."""
-    from opd.cli import evaluate, recipes, train
-
-    for module in (train, evaluate, recipes):
-        module.add_to(app)
     try:
-        app()
+        build()()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print("interrupted; continue with --resume", file=sys.stderr)
         sys.exit(130)

@@ -7,6 +7,7 @@ from typing import Any
 from accelerate.utils import gather_object
 from transformers import PreTrainedTokenizerBase
 
+from opd.errors import UserError
 from opd.eval.grading import Grade, Grader, Item, summarise
 from opd.records import Array, Prompt, Rollout, SampleRequest, Sampling, Turn
 from opd.students.noise import slot_seed
@@ -75,7 +76,8 @@ def accuracy(
     """Samples and grades; problems are dealt to the processes by index.
 
     Returns the summary of `opd.eval.grading.summarise`, response lengths, and `rows`: for each problem its id, the
-    verdicts of all samples (the problem x sample matrix), the extracted answers, and the responses.
+    verdicts of all samples (the problem x sample matrix), the extracted answers, and the responses. Raises `UserError`
+    when no problem fits the context.
     """
     mine = list(range(rank, len(prompts), num_processes))
     results = asyncio.run(sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples))
@@ -95,7 +97,7 @@ def accuracy(
     rows = sorted(gather_object(rows), key=lambda row: row["index"])
     skipped = sum(gather_object([len(mine) - len(kept)]))
     if not rows:
-        return {"accuracy": 0.0, "num_problems": 0, "num_skipped": skipped, "rows": []}
+        raise UserError(f"every problem to evaluate is longer than the context of {contexts.max_context} tokens")
     summary = summarise([[Grade(verdict, None) for verdict in row["verdicts"]] for row in rows])
     lengths = [length for row in rows for length in row["num_tokens"]]
     return {**summary, "num_skipped": skipped, "mean_tokens": sum(lengths) / len(lengths), "rows": rows}

@@ -14,7 +14,7 @@ from opd.kernels.blocks import Scratch, row_blocks
 
 @dataclass(frozen=True)
 class RowStats:
-    """What a row of logits is known by. log q_j = scale * (s_j - max) - log_z keeps its digits under any offset of the row."""
+    """What a row of logits is known by. log q_j = scale * (s_j - max) - log_z keeps its digits under any offset."""
 
     logp: Tensor  # [c, M] fp32, natural log; 0 where the id is -1
     entropy: Tensor  # [c] fp32, nats

@@ -138,7 +138,10 @@ def _pack_term(index: int, group: Sequence[_Segment], device: torch.device) -> P
         parts.append({name: _slice(value, segment) for name, value in term.inputs.items()})
     sizes = [len(scale) for scale in scales]
     inputs = {
-        name: _join([None if part is None else part[name] for part in parts], sizes, device) for name in pattern.inputs
+        name: _join([None if part is None else part[name] for part in parts], sizes, device)
+        if value is not None
+        else None
+        for name, value in pattern.inputs.items()
     }
     return PackedTerm(pattern.kind, torch.from_numpy(np.concatenate(scales)).to(device), inputs)
 

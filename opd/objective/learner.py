@@ -24,16 +24,18 @@ Metrics = dict[str, float]
 class StudentLoss(nn.Module):
     """The student and its loss in one forward, so that DDP and FSDP see every use of the weights."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, precision: torch.dtype) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.precision = model, precision
 
     def forward(self, batch: MicroBatch, spec: LossSpec, logps_only: bool = False) -> Any:
         """(loss, sums for metrics), or each row's log-prob [N]."""
-        states = decoder(self.model)(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+        low = self.precision == torch.bfloat16
+        with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=low):
+            states = decoder(self.model)(input_ids=batch.input_ids, use_cache=False).last_hidden_state
         hidden = states.reshape(-1, states.shape[-1])[batch.rows]
-        if torch.is_autocast_enabled(hidden.device.type):
-            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
+        if low:
+            hidden = hidden.to(torch.bfloat16)
         head = output_head(self.model)
         compute = row_logps if logps_only else head_loss
         return compute(hidden, head.weight, head.scale, batch, spec)
@@ -58,7 +60,7 @@ class Learner:
         self.spec = LossSpec(heads, vocab, temperature, objective.max_logits_mib * 2**20)
         trained = [p for p in student.parameters() if p.requires_grad]
         self.loss, self.optimizer = accelerator.prepare(
-            StudentLoss(student),
+            StudentLoss(student, getattr(torch, objective.precision)),
             torch.optim.AdamW(
                 trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay
             ),

@@ -5,6 +5,7 @@ else in `inputs` is detached. A function returns each row's loss, in nats, and f
 Third parties register a function for a further kind of their own with `register`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,8 +63,9 @@ def topk_divergence(log_q: Float[Tensor, "c K"], inputs: Inputs) -> Tensor:
         log_p = torch.cat([log_p, p_tail.clamp(min=MIN_TAIL).log()], -1)
         keep = torch.cat([present, torch.ones_like(present[:, :1])], -1)
     elif tail == "renormalise":
-        log_q = log_q - log_q.masked_fill(~present, -torch.inf).logsumexp(-1, keepdim=True)
-        log_p = log_p - log_p.masked_fill(~present, -torch.inf).logsumexp(-1, keepdim=True)
+        lowest = torch.finfo(log_q.dtype).min  # not -inf: a row may have no entry at all, and must not become NaN
+        log_q = (log_q - log_q.masked_fill(~present, lowest).logsumexp(-1, keepdim=True)).masked_fill(~present, 0.0)
+        log_p = (log_p - log_p.masked_fill(~present, lowest).logsumexp(-1, keepdim=True)).masked_fill(~present, 0.0)
     return (_pointwise(log_q, log_p, inputs["divergence"], inputs["beta"]) * keep).sum(-1)
 
 
@@ -74,7 +76,7 @@ def _pointwise(log_q: Tensor, log_p: Tensor, divergence: str, beta: float) -> Te
         return q * (log_q - log_p) - q + p
     if divergence == "forward_kl":
         return p * (log_p - log_q) - p + q
-    mixture = (beta * p + (1 - beta) * q).log()
+    mixture = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))  # p and q may both underflow
     return beta * p * (log_p - mixture) + (1 - beta) * q * (log_q - mixture)
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from opd.errors import UserError
 from opd.tiny.cache import cached
 from opd.tiny.members import MEMBERS, Data, digest
 
-__all__ = ["is_tiny", "resolve"]
+__all__ = ["check_name", "is_tiny", "resolve"]
 
 PREFIX = "tiny:"
 
@@ -47,13 +48,18 @@ def resolve(name: str) -> Path:
     return cached(digest(member_name, seed), build_folder)
 
 
+def check_name(name: str) -> None:
+    """Raises `UserError` for a name that `resolve` does not know, without building anything."""
+    _parse(name)
+
+
 def _parse(name: str) -> tuple[str, int]:
     member, at, seed = name.removeprefix(PREFIX).partition("@")
     if not is_tiny(name) or member not in MEMBERS:
         near = difflib.get_close_matches(member, MEMBERS, n=1)
         hint = f"did you mean {PREFIX}{near[0]}? " if near else ""
         allowed = ", ".join(PREFIX + known for known in MEMBERS)
-        raise ValueError(f"no tiny member is called {name!r}: {hint}There are {allowed}, each also with @SEED.")
+        raise UserError(f"no tiny member is called {name!r}: {hint}There are {allowed}, each also with @SEED.")
     if at and not (seed.isascii() and seed.isdigit()):
-        raise ValueError(f"the seed in {name!r} must be a whole number from 0, as in {PREFIX}{member}@1")
+        raise UserError(f"the seed in {name!r} must be a whole number from 0, as in {PREFIX}{member}@1")
     return member, int(seed or 0)

@@ -56,8 +56,8 @@ MEMBERS: dict[str, Model | Data] = {
     "teacher": Model(3, 128, Supervised(max_steps=600, schedule="linear", min_accuracy=0.95, batch_size=32)),
     "student": Model(
         2,
-        64,
-        Supervised(max_steps=2000, schedule="constant", min_accuracy=0.30, stop_early=True, learning_rate=1e-3),
+        96,
+        Supervised(max_steps=2000, schedule="constant", min_accuracy=0.25, stop_early=True, learning_rate=5e-4),
     ),
     "prompts": Data("prompts", with_answers=False),
     "heldout": Data("heldout", with_answers=True),

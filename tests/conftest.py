@@ -1,0 +1,126 @@
+"""Micro models and a micro tokenizer; no network, no cache of the user's, one thread, annotations checked."""
+# ruff: noqa: E402
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the process that started them
+    os.environ["OPD_TEST_HOME"] = tempfile.mkdtemp(prefix="opd-tests-")
+    atexit.register(shutil.rmtree, os.environ["OPD_TEST_HOME"], ignore_errors=True)
+HOME = os.environ["OPD_TEST_HOME"]
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": f"{HOME}/hf", "HF_DATASETS_CACHE": f"{HOME}/datasets"}
+os.environ |= {"OPD_CACHE": f"{HOME}/opd", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+import jaxtyping
+
+CHECKED = ["opd.kernels", "opd.objective", "opd.models", "opd.students.drawing", "opd.teachers.hf"]
+hook = jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from opd.records import Prompt, Rollout, Turn
+
+torch.set_num_threads(1)
+
+WORDS = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>", *"abcdefghijklmnopqrstuvwxyz0123456"]
+VOCAB, ROWS = len(WORDS), 45  # tokens, and rows of the output heads: the last ones are padding
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for t in tools or [] %}{{ t['name'] }}{% endfor %}{% for m in messages %}"
+    "{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}{{ '<assistant>' + (suffix or '') }}"
+)
+
+
+def connect_locally(self: socket.socket, address: object, _connect=socket.socket.connect) -> None:
+    host = address[0] if isinstance(address, tuple) else "localhost"
+    assert host in {"localhost", "127.0.0.1", "::1"}, f"a test tried to reach {address}"
+    _connect(self, address)
+
+
+socket.socket.connect = connect_locally  # type: ignore[method-assign, assignment]
+
+
+@pytest.fixture(scope="session")
+def vocab():
+    """Tokens of the micro tokenizer; the micro models' heads have more rows."""
+    return VOCAB
+
+
+@pytest.fixture(scope="session")
+def micro_model():
+    """`micro_model(seed, **config)`: a Llama of two layers with random weights, in eval mode."""
+
+    def build(seed: int = 0, **config) -> LlamaForCausalLM:
+        settings = {
+            "vocab_size": ROWS,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.2,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": 0,
+        }
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return LlamaForCausalLM(LlamaConfig(**(settings | config))).eval()
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def micro_tokenizer():
+    """One token a character, with a chat template that writes its own BOS."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # type: ignore[assignment]
+    words.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        extra_special_tokens=["<user>", "<assistant>"],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def model_folder(micro_model, micro_tokenizer, tmp_path_factory):
+    """`model_folder(seed, **config)`: such a model and the tokenizer on disk."""
+
+    def save(seed: int = 0, **config) -> Path:
+        folder = tmp_path_factory.mktemp("model")
+        micro_model(seed, **config).save_pretrained(folder)
+        micro_tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def random_rollout():
+    """`random_rollout(seed, (context, sampled), ...)`: a rollout with turns of these lengths, the ids arbitrary."""
+
+    def build(seed: int, *lengths: tuple[int, int], num_reused: int = 0) -> Rollout:
+        rng = np.random.default_rng(seed)
+
+        def ids(size: int) -> np.ndarray:
+            return rng.integers(3, VOCAB, size).astype(np.int32)
+
+        turns = (
+            Turn(ids(c), ids(n), -rng.exponential(size=n).astype(np.float32), "eos", num_reused=num_reused)
+            for c, n in lengths
+        )
+        return Rollout(Prompt(id=str(seed)), seed, tuple(turns))
+
+    return build

@@ -1,0 +1,36 @@
+"""One and two processes give the same loss and gradient norm at each step."""
+
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{}, {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}}],
+    ids=["full", "sampled-two-updates"],
+)
+def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw_recipe(steps=4, **sections))))
+    for count in (1, 2):
+        command = [sys.executable, "-m", "opd", "train", str(recipe), "--out", str(tmp_path / str(count))]
+        done = subprocess.run([*command, "--processes", str(count)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    one, two = metrics_of(tmp_path / "1"), metrics_of(tmp_path / "2")
+    assert len(one) == len(two) == 4
+    for a, b in zip(one, two):
+        for name in ("loss", "grad_norm", "entropy"):
+            assert b[name] == pytest.approx(a[name], rel=1e-5, abs=1e-6)
+        assert a["sampled_tokens"] == b["sampled_tokens"]
+
+
+def test_a_mistake_is_said_once_and_ends_both(raw_recipe, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw_recipe(sampling={"max_new_tokens": 4, "max_context": 2}))))
+    command = [sys.executable, "-m", "opd", "train", str(recipe), "--out", str(tmp_path / "run"), "--processes", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "longer than the context" in done.stderr

@@ -1,0 +1,168 @@
+"""Rollouts and terms as padded micro-batches."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from opd.objective.batching import empty_batch, micro_batches, num_trainable, select_rows
+from opd.records import Hidden, Rollout, Term, TopK
+
+CPU = torch.device("cpu")
+BUDGETS = [1, 40, 10**6]
+
+
+def term(rollout: Rollout, mask=None, **changes) -> Term:
+    n = rollout.num_tokens
+    inputs = {"reward": np.arange(n, dtype=np.float32) + 100 * rollout.slot, "self_coef": 1.0, "advantage_clip": None}
+    return replace(Term("policy_gradient", rollout.trainable if mask is None else mask, inputs), **changes)
+
+
+def pack(taught, budget=10**6, normalizer="token_mean"):
+    return micro_batches(taught, budget, normalizer, *num_trainable(taught), CPU)
+
+
+def by_token(batches, read) -> dict[float, float]:
+    """What `read` gives of each row, by the row's reward (which is unique)."""
+    pairs = [(batch.terms[0].inputs["reward"], read(batch)) for batch in batches]
+    return {float(r): float(v) for rewards, values in pairs for r, v in zip(rewards, values)}
+
+
+@pytest.fixture
+def taught(random_rollout):
+    lengths = [[(3, 5)], [(9, 1), (14, 6)], [(20, 12)], [(4, 3)]]
+    rollouts = [random_rollout(seed, *turns) for seed, turns in enumerate(lengths)]
+    return [(rollout, [term(rollout)]) for rollout in rollouts]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_each_row_is_the_position_before_its_token(taught, budget):
+    rows = 0
+    for batch in pack(taught, budget):
+        assert torch.equal(batch.input_ids.flatten()[batch.rows + 1], batch.token_ids)
+        rows += len(batch.rows)
+    assert rows == sum(rollout.num_tokens for rollout, _ in taught)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_inputs_stay_with_their_tokens(taught, budget):
+    batches = pack(taught, budget)
+    tokens = by_token(batches, lambda batch: batch.token_ids)
+    logps = by_token(batches, lambda batch: batch.sampler_logps)
+    for rollout, _ in taught:
+        sampled = np.concatenate([turn.sampled_ids for turn in rollout.turns])
+        sampler = np.concatenate([turn.sampler_logps for turn in rollout.turns])
+        for i in range(rollout.num_tokens):
+            assert tokens[100 * rollout.slot + i] == sampled[i]
+            assert logps[100 * rollout.slot + i] == sampler[i]
+
+
+def test_micro_batches_keep_to_the_budget(taught):
+    for budget in BUDGETS:
+        for batch in pack(taught, budget):
+            assert batch.input_ids.numel() <= budget or len(batch.input_ids) == 1
+    assert len(pack(taught, 1)) == 5  # one for each turn
+    assert len(pack(taught, 10**6)) == 1
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_normalisers(taught, budget):
+    scale = by_token(pack(taught, budget), lambda batch: batch.terms[0].scale)
+    assert list(scale.values()) == pytest.approx([1 / 27] * 27)
+    scale = by_token(pack(taught, budget, "sequence_mean"), lambda batch: batch.terms[0].scale)
+    for rollout, _ in taught:
+        own = [scale[100 * rollout.slot + i] for i in range(rollout.num_tokens)]
+        assert own == pytest.approx([1 / (4 * rollout.num_tokens)] * rollout.num_tokens)
+
+
+def test_weights_do_not_count_in_the_normaliser_and_masks_do(random_rollout):
+    rollout = random_rollout(0, (3, 4))
+    mask, weight = np.array([True, True, False, True]), np.array([1.0, 0.5, 1.0, 0.0], np.float32)
+    taught = [(rollout, [term(rollout, mask, weight=weight, coef=2.0)])]
+    assert num_trainable(taught) == (3, 1)
+    scale = by_token(pack(taught), lambda batch: batch.terms[0].scale)
+    assert scale == {0.0: pytest.approx(2 / 3), 1.0: pytest.approx(1 / 3)}  # rows of scale 0 are left out
+
+
+def test_a_token_under_several_masks_counts_once(random_rollout):
+    rollout = random_rollout(0, (3, 4))
+    masks = [np.array(mask, bool) for mask in ([1, 1, 0, 0], [0, 1, 1, 0])]
+    taught = [(rollout, [term(rollout, mask) for mask in masks])]
+    assert num_trainable(taught) == (3, 1)
+    (batch,) = pack(taught)
+    assert len(batch.rows) == 3
+
+
+def test_reused_tokens_are_context(random_rollout):
+    rollout = random_rollout(0, (3, 5), num_reused=2)
+    (batch,) = pack([(rollout, [term(rollout)])])
+    assert batch.input_ids.shape == (1, 8)
+    assert batch.token_ids.tolist() == rollout.turns[0].sampled_ids[2:].tolist()
+
+
+def test_nothing_to_train(taught, random_rollout):
+    masked = random_rollout(8, (5, 30))
+    empty, partly = random_rollout(9, (5, 0)), random_rollout(7, (5, 0), (6, 2))
+    nothing = [(masked, [term(masked, np.zeros(30, bool))]), (empty, [term(empty)]), (masked, [])]
+    assert num_trainable(nothing) == (0, 0)
+    assert pack(nothing) == []
+    assert num_trainable(taught + nothing) == num_trainable(taught)
+    for ours, theirs in zip(pack(taught + nothing, 40), pack(taught, 40), strict=True):
+        assert torch.equal(ours.input_ids, theirs.input_ids)
+    (batch,) = pack([(partly, [term(partly)])])
+    assert batch.token_ids.tolist() == partly.turns[1].sampled_ids.tolist()
+
+
+def test_targets_are_cut_to_their_turns(random_rollout):
+    rollout = random_rollout(0, (3, 2), (20, 3))
+    n = rollout.num_tokens
+    target = TopK(np.arange(2 * n).reshape(n, 2), -np.ones((n, 2), np.float32), np.arange(n, dtype=np.float32))
+    states = tuple(torch.full((size, 4), float(size)) for size in (2, 3))
+    terms = [
+        term(rollout),
+        term(rollout, inputs={"target": target}),
+        term(rollout, inputs={"target": Hidden(states, "t")}),
+    ]
+    second, first = pack([(rollout, terms)], 1)  # the longest first
+    assert second.terms[1].inputs["target"].tail.tolist() == [2, 3, 4]
+    assert second.terms[1].inputs["target"].ids.tolist() == [[4, 5], [6, 7], [8, 9]]
+    assert second.terms[2].inputs["target"].states[0].tolist() == [[3.0] * 4] * 3
+    assert first.terms[2].inputs["target"].states[0].tolist() == [[2.0] * 4] * 2
+    (both,) = pack([(rollout, terms)])
+    assert both.terms[1].inputs["target"].tail.tolist() == [2, 3, 4, 0, 1]
+    part = select_rows(both, slice(1, 4))
+    assert part.terms[2].inputs["target"].states[0][:, 0].tolist() == [3, 3, 2]
+    assert part.terms[1].inputs["target"].ids.tolist() == [[6, 7], [8, 9], [0, 1]]
+    assert part.terms[0].inputs["self_coef"] == 1.0
+
+
+def test_a_rollout_may_lack_a_term(random_rollout):
+    one, two = random_rollout(0, (3, 2)), random_rollout(1, (4, 3))
+    target = TopK(np.ones((3, 2), np.int32), -np.ones((3, 2), np.float32), np.zeros(3, np.float32))
+    further = [
+        term(two, inputs={"target": target}),
+        term(two, inputs={"target": Hidden((torch.ones(3, 4),), "t")}),
+        term(two, inputs={"reward": np.ones(3, np.float32), "by": 2.0}),
+    ]
+    (batch,) = pack([(one, [term(one)]), (two, [term(two), *further])])
+    for packed in batch.terms[1:]:
+        assert packed.scale.tolist() == [pytest.approx(0.2)] * 3 + [0.0] * 2
+    assert batch.terms[1].inputs["target"].ids[3:].tolist() == [[-1, -1]] * 2
+    assert batch.terms[2].inputs["target"].states[0].shape == (5, 4)
+    assert batch.terms[3].inputs["reward"].tolist() == [1, 1, 1, 0, 0]
+    assert batch.terms[3].inputs["by"] == 2.0
+
+
+def test_scalars_and_kinds_must_agree(random_rollout):
+    one, two = random_rollout(0, (3, 2)), random_rollout(1, (4, 3))
+    with pytest.raises(ValueError, match="differs between rollouts"):
+        pack([(one, [term(one, inputs={"by": 1.0})]), (two, [term(two, inputs={"by": 2.0})])])
+    with pytest.raises(ValueError, match="term 0 is 'policy_gradient' on one rollout and 'divergence'"):
+        pack([(one, [term(one)]), (two, [term(two, kind="divergence")])])
+
+
+def test_a_batch_without_rows():
+    batch = empty_batch(CPU)
+    assert batch.input_ids.shape == (1, 1)
+    assert len(batch.rows) == 0

@@ -1,0 +1,296 @@
+"""Updates: equal to a plain one, whatever the micro-batches; and left out where there is nothing to learn from."""
+
+import copy
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from opd.errors import UserError
+from opd.models import decoder, output_head
+from opd.objective.batching import Taught
+from opd.objective.config import ObjectiveConfig, OptimizerConfig
+from opd.objective.learner import Learner
+from opd.records import Hidden, Rollout, Term, TopK
+
+LENGTHS = [[(3, 5)], [(9, 1), (14, 6)], [(20, 12)], [(4, 3)]]
+STEP = {"lr": 0.5, "eps": 1.0, "max_grad_norm": 0.0}  # a smooth first step: lr * g / (|g| + 1)
+BUDGETS = [1, 40, 10**6]
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return Accelerator(cpu=True)
+
+
+@pytest.fixture(scope="module")
+def teacher(micro_model):
+    return micro_model(1, hidden_size=48, num_attention_heads=4).requires_grad_(False)
+
+
+@pytest.fixture
+def student(micro_model):
+    return micro_model(0)
+
+
+@pytest.fixture
+def make(accelerator, student, teacher, vocab):
+    """`make(optimizer settings, **objective settings)`: a learner of `student`, or of a copy of it."""
+
+    def build(optimizer=STEP, *, fresh: bool = False, temperature: float = 1.0, **objective) -> Learner:
+        return Learner(
+            copy.deepcopy(student) if fresh else student,
+            ObjectiveConfig(**objective),
+            OptimizerConfig(**optimizer),
+            accelerator=accelerator,
+            num_steps=20,
+            heads={"t": output_head(teacher)},
+            vocab=vocab,
+            temperature=temperature,
+        )
+
+    return build
+
+
+def logp(model: nn.Module, rollout: Rollout, vocab: int) -> list[Tensor]:
+    """[n, V] of each turn, by a plain forward."""
+    result = []
+    for turn in rollout.turns:
+        ids = torch.from_numpy(np.concatenate([turn.context_ids, turn.sampled_ids])).long()[None]
+        first = len(turn.context_ids) - 1
+        result.append(model(ids).logits[0, first : first + len(turn.sampled_ids), :vocab].log_softmax(-1))
+    return result
+
+
+def sampled_ids(rollout: Rollout) -> Tensor:
+    return torch.from_numpy(np.concatenate([turn.sampled_ids for turn in rollout.turns])).long()[:, None]
+
+
+def teach(rollout: Rollout, teacher: nn.Module, vocab: int, form: str, divergence: str = "reverse_kl") -> Term:
+    with torch.no_grad():
+        log_p = torch.cat(logp(teacher, rollout, vocab))
+        states = []
+        for turn in rollout.turns:
+            ids = torch.from_numpy(np.concatenate([turn.context_ids, turn.sampled_ids])).long()[None]
+            states.append(decoder(teacher)(input_ids=ids).last_hidden_state[0, len(turn.context_ids) - 1 : -1])
+    inputs = {"divergence": divergence, "beta": 0.5, "tail": "tail"}
+    if form == "full":
+        return Term("divergence", rollout.trainable, {**inputs, "target": Hidden(tuple(states), "t")})
+    if form == "topk":
+        values, ids = log_p.topk(vocab)
+        target = TopK(ids.int().numpy(), values.numpy(), np.zeros(len(ids), np.float32))
+        return Term("divergence", rollout.trainable, {**inputs, "target": target})
+    plain = {"self_coef": 1.0, "advantage_clip": None, "ratio_clip": 0.2, "importance_cap": None}
+    return Term(
+        "policy_gradient", rollout.trainable, {"reward": log_p.gather(-1, sampled_ids(rollout))[:, 0].numpy(), **plain}
+    )
+
+
+@pytest.fixture
+def rollouts(random_rollout):
+    return [random_rollout(seed, *turns) for seed, turns in enumerate(LENGTHS)]
+
+
+@pytest.fixture
+def taught(rollouts, teacher, vocab):
+    """`taught(*forms)`: the rollouts with a term of each form."""
+    return lambda *forms: [(r, [teach(r, teacher, vocab, form) for form in forms]) for r in rollouts]
+
+
+def rewarded(rollout: Rollout, reward: float, mask: np.ndarray | None = None) -> Taught:
+    """A constant reward, so that the loss is minus its mean."""
+    rewards = np.full(rollout.num_tokens, reward, np.float32)
+    inputs = {"reward": rewards, "self_coef": 0.0, "advantage_clip": None, "ratio_clip": None, "importance_cap": None}
+    return rollout, [Term("policy_gradient", rollout.trainable if mask is None else mask, inputs)]
+
+
+def weights(learner: Learner) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in learner.student.named_parameters()}
+
+
+def changed(learner: Learner, before: dict[str, Tensor]) -> bool:
+    return any(not torch.equal(value, before[name]) for name, value in weights(learner).items())
+
+
+def plain_step(student: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """The weights after one step of AdamW with STEP, from the gradient alone."""
+    loss.backward()
+    named = dict(student.named_parameters())
+    return {name: (p - STEP["lr"] * p.grad / (p.grad.abs() + STEP["eps"])).detach() for name, p in named.items()}  # type: ignore
+
+
+def plain_loss(student: nn.Module, teacher: nn.Module, rollouts: Sequence[Rollout], vocab: int, form: str) -> Tensor:
+    """Per-token mean of the divergence `form`, or of minus advantage times log pi, from whole matrices of log-probs."""
+    rows = []
+    for rollout in rollouts:
+        log_q = torch.cat(logp(student, rollout, vocab))
+        log_p = torch.cat(logp(teacher, rollout, vocab)).detach()
+        if form == "reverse_kl":
+            rows.append((log_q.exp() * (log_q - log_p)).sum(-1))
+        elif form == "forward_kl":
+            rows.append((log_p.exp() * (log_p - log_q)).sum(-1))
+        else:
+            q, p = (log.gather(-1, sampled_ids(rollout))[:, 0] for log in (log_q, log_p))
+            rows.append(-(p - q).detach() * q)
+    return torch.cat(rows).mean()
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(
+    ("form", "divergence"),
+    [("full", "reverse_kl"), ("full", "forward_kl"), ("topk", "reverse_kl"), ("topk", "forward_kl"), ("sampled", "")],
+)
+def test_an_update_equals_a_plain_one(make, student, teacher, rollouts, vocab, form, divergence, budget):
+    plain = copy.deepcopy(student)
+    loss = plain_loss(plain, teacher, rollouts, vocab, divergence)
+    expected = plain_step(plain, loss)
+    learner = make(micro_batch_tokens=budget)
+    metrics = learner.update([(r, [teach(r, teacher, vocab, form, divergence)]) for r in rollouts])
+    for name, weight in weights(learner).items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=2e-6)
+    if form != "sampled":
+        assert [metrics["loss"], metrics[divergence]] == pytest.approx([float(loss.detach())] * 2, rel=1e-5)
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.parameters() if p.grad is not None))
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("normalizer", ["token_mean", "sequence_mean"])
+def test_micro_batches_do_not_matter(make, taught, normalizer):
+    results = []
+    for budget in BUDGETS:
+        learner = make(fresh=True, micro_batch_tokens=budget, normalizer=normalizer)
+        results.append((learner.update(taught("sampled", "topk", "full")), weights(learner)))
+    metrics, updated = results[-1]
+    for other_metrics, other_weights in results[:-1]:
+        assert other_metrics == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+        torch.testing.assert_close(other_weights, updated, rtol=1e-6, atol=1e-6)
+
+
+def test_normalisers_by_hand(make, random_rollout):
+    short, long = random_rollout(0, (3, 2)), random_rollout(1, (3, 4), (9, 2))
+    both = [rewarded(short, 1.0), rewarded(long, 3.0)]
+    for budget in BUDGETS:
+        tokens = make(fresh=True, micro_batch_tokens=budget).update(both)
+        assert tokens["loss"] == pytest.approx(-(2 * 1.0 + 6 * 3.0) / 8)
+        sequences = make(fresh=True, micro_batch_tokens=budget, normalizer="sequence_mean").update(both)
+        assert sequences["loss"] == pytest.approx(-(1.0 + 3.0) / 2)
+
+
+def test_rollouts_without_a_trainable_token_change_nothing(make, taught, random_rollout):
+    masked, empty = random_rollout(7, (5, 30)), random_rollout(8, (6, 0))
+    nothing = [rewarded(masked, 9.0, np.zeros(30, bool)), rewarded(empty, 9.0), (masked, [])]
+    for normalizer in ("token_mean", "sequence_mean"):
+        alone, with_them = (make(fresh=True, normalizer=normalizer) for _ in range(2))
+        metrics = alone.update(taught("sampled"))
+        assert with_them.update(taught("sampled") + nothing) == pytest.approx(metrics)
+        torch.testing.assert_close(weights(with_them), weights(alone), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_no_trainable_token_at_all(make, taught, random_rollout, weight_decay):
+    learner = make({**STEP, "weight_decay": weight_decay})
+    learner.update(taught("sampled"))  # moments that would move the weights
+    before, rate = weights(learner), learner.scheduler.state_dict()
+    masked = random_rollout(7, (5, 3))
+    for nothing in ([], [rewarded(masked, 1.0, np.zeros(3, bool))], [rewarded(random_rollout(8, (6, 0)), 1.0)]):
+        metrics = learner.update(nothing)
+        assert (metrics["empty_updates"], metrics["loss"], metrics["nonfinite_updates"]) == (1, 0, 0)
+        assert not changed(learner, before)
+    assert learner.scheduler.state_dict() == rate
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_steps_that_are_not_finite_are_skipped_and_counted(make, rollouts, bad):
+    learner = make(max_nonfinite_steps=2)
+    before = weights(learner)
+    good = [rewarded(rollout, 1.0) for rollout in rollouts]
+    batch = [rewarded(rollouts[0], bad), *good[1:]]
+    assert learner.update(batch)["nonfinite_updates"] == 1
+    assert not changed(learner, before)
+    assert learner.update(good)["nonfinite_updates"] == 0  # interrupts the row
+    assert changed(learner, before)
+    before = weights(learner)
+    learner.update(batch)
+    with pytest.raises(UserError, match=r"not finite in 2 steps in a row"):
+        learner.update(batch)
+    assert not changed(learner, before)
+
+
+def test_two_updates_of_a_batch_refer_to_the_policy_before_both(make, taught, student, rollouts, vocab, monkeypatch):
+    old = {r.slot: torch.cat(logp(student, r, vocab)).gather(-1, sampled_ids(r))[:, 0].detach() for r in rollouts}
+    learner = make(updates_per_batch=2, micro_batch_tokens=1)
+    seen = []
+    step = learner._step
+    monkeypatch.setattr(learner, "_step", lambda tokens, batches: seen.append(batches) or step(tokens, batches))
+    before = weights(learner)
+    metrics = learner.update(taught("sampled"))
+    assert changed(learner, before)
+    assert len(seen) == 2
+    assert metrics["ratio_clipped"] > 0  # of the second update: the first one moved the policy
+    ours = torch.cat([batch.old_logps for part in seen for batch in part]).sort().values
+    torch.testing.assert_close(ours, torch.cat(list(old.values())).sort().values, rtol=0, atol=1e-5)
+    assert learner.scheduler.state_dict()["last_epoch"] == 2
+
+
+def test_one_update_of_a_batch_has_no_ratio(make, taught):
+    assert make().update(taught("sampled"))["ratio_clipped"] == 0
+
+
+@pytest.mark.parametrize("form", ["topk", "full"])
+def test_learning_brings_the_student_to_the_teacher(make, taught, form):
+    learner = make({"lr": 3e-3})
+    start = learner.measure(taught("full"))["reverse_kl"]
+    for _ in range(12):
+        learner.update(taught(form))
+    assert learner.measure(taught("full"))["reverse_kl"] < 0.7 * start
+
+
+def test_sampled_tokens_the_teacher_prefers_become_more_likely(make, taught, student, rollouts, vocab):
+    batch = taught("sampled")
+    before = torch.cat([torch.cat(logp(student, r, vocab)).gather(-1, sampled_ids(r))[:, 0] for r in rollouts]).detach()
+    advantage = torch.cat([torch.from_numpy(terms[0].inputs["reward"]) for _, terms in batch]) - before
+    learner = make({"lr": 1e-4})
+    learner.update(batch)
+    after = torch.cat([torch.cat(logp(student, r, vocab)).gather(-1, sampled_ids(r))[:, 0] for r in rollouts]).detach()
+    assert float((advantage * (after - before)).sum()) > 0
+
+
+def test_measuring_changes_nothing(make, taught, student, teacher, rollouts, vocab):
+    learner = make()
+    before = weights(learner)
+    figures = learner.measure(taught("full", "sampled"))
+    assert not changed(learner, before)
+    exact = plain_loss(student, teacher, rollouts, vocab, "reverse_kl").detach()
+    assert figures["reverse_kl"] == pytest.approx(float(exact), rel=1e-5)
+    assert learner.measure([]) == {}
+
+
+def test_the_temperature_of_the_loss(make, student, teacher, taught, rollouts, vocab):
+    figures = make(temperature=0.5).measure(taught("full"))
+    rows = []
+    for rollout in rollouts:
+        log_q, log_p = ((torch.cat(logp(m, rollout, vocab)) / 0.5).log_softmax(-1) for m in (student, teacher))
+        rows.append((log_q.exp() * (log_q - log_p)).sum(-1))
+    assert figures["reverse_kl"] == pytest.approx(float(torch.cat(rows).mean().detach()), rel=1e-5)
+
+
+def test_gradients_are_scaled_down_to_the_largest_norm(make, taught):
+    learner, free = make({**STEP, "max_grad_norm": 0.01}, fresh=True), make(STEP, fresh=True)
+    before = weights(learner)
+    assert learner.update(taught("full"))["grad_norm"] == free.update(taught("full"))["grad_norm"] > 0.1
+    moved = {name: torch.linalg.vector_norm(value - before[name]) for name, value in weights(learner).items()}
+    assert math.hypot(*(float(value) for value in moved.values())) <= STEP["lr"] * 0.0101
+
+
+def test_the_schedule(make, taught):
+    learner = make({**STEP, "schedule": "linear", "warmup_ratio": 0.1})
+    rates = [learner.update(taught("full"))["lr"] for _ in range(4)]
+    assert rates == pytest.approx([0.0, 0.25, 0.5, 0.5 * 17 / 18])
+    resumed = make({**STEP, "schedule": "linear", "warmup_ratio": 0.1}, fresh=True)
+    resumed.load_state_dict(learner.state_dict())
+    assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 16 / 18)
+    assert resumed.update(taught("full"))["lr"] == pytest.approx(0.5 * 16 / 18)

@@ -1,0 +1,220 @@
+"""Plain on-policy distillation: what it asks, the terms it makes, and that student == teacher has nothing to learn."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from opd.config import RunConfig
+from opd.errors import UserError
+from opd.objective.config import ObjectiveConfig, OptimizerConfig
+from opd.objective.learner import Learner
+from opd.records import Hidden, Prompt, Rollout, SampleRequest, Sampling, ScoreRequest, Scores, TopK, Turn
+from opd.strategies.reverse_kl import ReverseKL, ReverseKLConfig
+from opd.students.config import SamplingConfig
+from opd.students.hf_sampler import HFSampler
+from opd.teachers.config import TeacherConfig
+from opd.teachers.hf import HFTeacher
+from opd.teachers.pool import TeacherPool
+
+RUN = RunConfig(sampling=SamplingConfig(temperature=0.7))
+CPU = torch.device("cpu")
+
+
+class Recording:
+    """A frozen model that notes what it is asked and answers with the token ids."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, ScoreRequest]] = []
+
+    def teacher_for(self, prompt: Prompt) -> str:
+        return prompt.domain
+
+    async def score(self, model: str, request: ScoreRequest) -> Scores:
+        self.requests.append((model, request))
+        await asyncio.sleep(0.01 / len(self.requests))  # answers come in another order
+        ids = request.token_ids.astype(np.float32)
+        if request.hidden:
+            return Scores(hidden=torch.from_numpy(ids)[:, None], head=model)
+        if request.k or request.ids is not None:
+            return Scores(ids, request.token_ids[:, None], -ids[:, None], ids / 100)
+        return Scores(ids)
+
+
+@pytest.fixture
+def rollout(random_rollout):
+    plain: Rollout = random_rollout(0, (3, 4), (9, 2), num_reused=1)
+    turns = tuple(replace(t, topk_ids=np.full((len(t.sampled_ids), 2), 7, np.int32)) for t in plain.turns)
+    return replace(plain, prompt=Prompt(id="0", domain="maths"), turns=turns)
+
+
+def collect(rollout: Rollout, **settings):
+    """(what was asked, the single term)."""
+    models, maker = Recording(), ReverseKL(ReverseKLConfig(**settings), RUN)
+    (term,) = asyncio.run(maker.collect(rollout, models))
+    assert term.mask.tolist() == [False, True, True, True, False, True]
+    assert [model for model, _ in models.requests] == ["maths"] * 2
+    for turn, (_, request) in zip(rollout.turns, models.requests):
+        assert request.context_ids is turn.context_ids
+        assert request.token_ids is turn.sampled_ids
+        assert request.temperature == 0.7
+    return [request for _, request in models.requests], term
+
+
+def sampled(rollout: Rollout) -> list[int]:
+    return [token for turn in rollout.turns for token in turn.sampled_ids.tolist()]
+
+
+def test_sampled(rollout):
+    requests, term = collect(rollout, form="sampled", coef=0.5, advantage_clip=5.0)
+    assert all(not (r.k or r.hidden) and r.ids is None for r in requests)
+    assert (term.kind, term.coef) == ("policy_gradient", 0.5)
+    assert term.inputs["reward"].tolist() == sampled(rollout)
+    settings = {"self_coef": 1.0, "advantage_clip": 5.0, "ratio_clip": 0.2, "importance_cap": None}
+    assert {name: term.inputs[name] for name in settings} == settings
+    _, term = collect(rollout, form="sampled", importance="truncated", importance_cap=3.0)
+    assert term.inputs["importance_cap"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("source", "own", "given"), [("student", 0, True), ("teacher", 16, False), ("union", 16, True)]
+)
+def test_topk(rollout, source, own, given):
+    requests, term = collect(rollout, form="topk", source=source, tail="truncate", divergence="jsd", beta=0.3)
+    for turn, request in zip(rollout.turns, requests):
+        assert request.k == own
+        assert request.ids is (turn.topk_ids if given else None)
+        assert not request.hidden
+    target = term.inputs["target"]
+    assert isinstance(target, TopK)
+    assert target.ids[:, 0].tolist() == (-target.logps[:, 0]).tolist() == sampled(rollout)
+    assert target.tail.tolist() == pytest.approx([token / 100 for token in sampled(rollout)])
+    assert (term.kind, term.inputs["tail"], term.inputs["divergence"], term.inputs["beta"]) == (
+        *("divergence", "truncate", "jsd"),
+        0.3,
+    )
+    maker = ReverseKL(ReverseKLConfig(form="topk", source=source, k=5), RUN)
+    assert maker.num_student_topk == (5 if given else 0)
+
+
+def test_full(rollout):
+    requests, term = collect(rollout)
+    assert all(request.hidden and not request.k and request.ids is None for request in requests)
+    target = term.inputs["target"]
+    assert isinstance(target, Hidden)
+    assert target.head == "maths"
+    assert torch.cat(target.states)[:, 0].tolist() == sampled(rollout)
+    assert ReverseKL(ReverseKLConfig(), RUN).num_student_topk == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"form": "sampled", "divergence": "jsd"}, r"divergence: jsd needs form topk or full"),
+        ({"form": "full", "importance": "truncated"}, r"importance: has no effect with form full"),
+        ({"form": "topk", "k": 0}, r"k is 0: it must be at least 1"),
+        ({"form": "topk", "k": 1, "tail": "renormalise"}, r"one renormalised token has divergence 0 everywhere"),
+        ({"beta": 1.0}, r"beta is 1.0: it must lie between 0 and 1"),
+    ],
+)
+def test_combinations_that_cannot_work(settings, message):
+    with pytest.raises(UserError, match=rf"terms\.reverse_kl\..*{message}"):
+        ReverseKL.check(ReverseKLConfig(**settings), RUN)
+
+
+def test_sampled_tokens_need_the_sampling_temperature():
+    other = replace(RUN, objective=ObjectiveConfig(temperature=1.0))
+    with pytest.raises(UserError, match=r"needs objective\.temperature to be the sampling"):
+        ReverseKL.check(ReverseKLConfig(form="sampled"), other)
+    ReverseKL.check(ReverseKLConfig(form="topk"), other)
+    ReverseKL.check(ReverseKLConfig(form="sampled"), RUN)
+
+
+@pytest.fixture(scope="module")
+def folders(model_folder):
+    return model_folder(0), model_folder(1)
+
+
+@pytest.fixture
+def figures(folders, micro_model, vocab):
+    """`figures(temperature, perturb, **settings)`: metrics of an update of the micro student by a copy of it."""
+
+    def run(temperature: float, perturb: float = 0.0, **settings) -> dict[str, float]:
+        config = replace(RUN, sampling=SamplingConfig(temperature=temperature))
+        maker = ReverseKL(ReverseKLConfig(**settings), config)
+        student = micro_model(0)
+        teacher = HFTeacher("t", TeacherConfig(str(folders[0])), vocab, CPU, 2**20)
+        with torch.no_grad():
+            noise = torch.Generator().manual_seed(0)
+            teacher.head.weight.add_(perturb * torch.randn(teacher.head.weight.shape, generator=noise))
+        pool = TeacherPool({"t": teacher})
+        sampler = HFSampler(student, vocab, [2])
+        sampling = Sampling(temperature, num_topk=maker.num_student_topk)
+
+        async def one(seed: int):
+            context = np.arange(3, 6 + 5 * seed, dtype=np.int32)
+            request = SampleRequest(context, seed, 10, sampling)
+            turn = Turn.of(context, [chunk async for chunk in sampler.generate(request)])
+            rollout = Rollout(Prompt(id=str(seed)), seed, (turn,))
+            return rollout, await maker.collect(rollout, pool)
+
+        async def all_of_them():
+            return await asyncio.gather(*(one(seed) for seed in range(6)))
+
+        learner = Learner(
+            student,
+            ObjectiveConfig(max_logits_mib=1),
+            OptimizerConfig(),
+            accelerator=Accelerator(cpu=True),
+            num_steps=1,
+            heads=pool.heads,
+            vocab=vocab,
+            temperature=temperature,
+        )
+        return learner.update(asyncio.run(all_of_them()))
+
+    return run
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("divergence", ["reverse_kl", "forward_kl", "jsd"])
+def test_a_student_equal_to_its_teacher_has_nothing_to_learn(figures, temperature, divergence):
+    found = figures(temperature, divergence=divergence)
+    assert abs(found["loss"]) <= 1e-7
+    assert found["grad_norm"] < 1e-5
+    for source in ("student", "teacher", "union"):
+        for tail in ("tail", "renormalise", "truncate"):
+            found = figures(temperature, form="topk", k=1000, source=source, tail=tail, divergence=divergence)
+            assert abs(found["loss"]) <= 1e-7
+            assert found["grad_norm"] < 1e-4
+
+
+def test_a_sampled_token_of_an_equal_teacher_has_no_advantage(figures):
+    found = figures(0.7, form="sampled")
+    assert abs(found["advantage"]) < 1e-6
+    assert found["mismatch"] < 1e-5
+    assert found["grad_norm"] < 1e-5
+
+
+@pytest.mark.parametrize("form", ["sampled", "topk", "full"])
+def test_the_gradient_depends_on_the_teacher(figures, form):
+    small, large = (figures(1.0, perturb, form=form)["grad_norm"] for perturb in (0.01, 0.1))
+    assert large > 3 * small > 1e-3
+
+
+def test_all_student_tokens_are_the_full_divergence(figures):
+    full = figures(0.7, 0.1)
+    for source in ("student", "teacher", "union"):
+        topk = figures(0.7, 0.1, form="topk", k=1000, source=source)
+        assert topk["loss"] == pytest.approx(full["loss"], rel=1e-4)
+        assert topk["grad_norm"] == pytest.approx(full["grad_norm"], rel=1e-4)
+
+
+def test_the_direction_of_the_divergence(figures):
+    reverse, forward = (figures(1.0, 0.3, divergence=d) for d in ("reverse_kl", "forward_kl"))
+    assert abs(reverse["loss"] - forward["loss"]) > 0.05 * reverse["loss"]
+    sampled = figures(1.0, 0.3, form="sampled")["reverse_kl_sampled"]
+    assert abs(sampled - reverse["loss"]) < abs(sampled - forward["loss"])

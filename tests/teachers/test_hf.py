@@ -1,0 +1,257 @@
+"""The in-process teacher against plain log-softmaxes, one request at a time."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from opd.errors import UserError
+from opd.models import decoder
+from opd.records import ScoreRequest
+from opd.teachers.config import TeacherConfig
+from opd.teachers.hf import HFTeacher, mark_repeats
+
+LENGTHS = [(3, 4), (9, 0), (20, 7), (3, 1), (1, 12)]  # context, tokens
+
+
+@pytest.fixture(scope="module")
+def folder(model_folder):
+    return model_folder(3)
+
+
+@pytest.fixture
+def make(folder, vocab):
+    """`make(chunk_bytes, **settings)`: a teacher of the micro model, or of another folder."""
+
+    def build(chunk_bytes: int = 2**20, busy=lambda: False, **settings) -> HFTeacher:
+        config = TeacherConfig(**{"model": str(folder), **settings})
+        return HFTeacher("t", config, vocab, torch.device("cpu"), chunk_bytes, busy)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def requests(vocab):
+    rng = np.random.default_rng(0)
+    ids = [(rng.integers(0, vocab, c).astype(np.int32), rng.integers(0, vocab, n).astype(np.int32)) for c, n in LENGTHS]
+    return [ScoreRequest(context, tokens) for context, tokens in ids]
+
+
+@pytest.fixture(scope="module")
+def exact(folder, vocab):
+    """`exact(request)`: log-probs [n, V] of a plain forward over this request alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+
+    def compute(request: ScoreRequest) -> torch.Tensor:
+        ids = torch.from_numpy(np.concatenate([request.context_ids, request.token_ids])).long()[None]
+        with torch.no_grad():
+            logits = model(ids).logits[0, len(request.context_ids) - 1 : -1, :vocab]
+        return (logits.double() / request.temperature).log_softmax(-1)
+
+    return compute
+
+
+def digest(teacher: HFTeacher) -> str:
+    sha = hashlib.sha256()
+    for parameter in teacher.model.parameters():
+        sha.update(parameter.contiguous().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def close(ours, theirs, atol=5e-6):
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("max_batch_tokens", "chunk_bytes"), [(10**6, 2**20), (30, 1), (1, 1000)])
+def test_log_probs_of_the_sampled_tokens(make, requests, exact, temperature, max_batch_tokens, chunk_bytes):
+    teacher = make(chunk_bytes, max_batch_tokens=max_batch_tokens)
+    asked = [replace(request, temperature=temperature) for request in requests]
+    answers = teacher.score_batch(asked)
+    for request, scores in zip(asked, answers, strict=True):
+        assert scores.logps.dtype == np.float32
+        close(scores.logps, exact(request).gather(-1, torch.from_numpy(request.token_ids).long()[:, None])[:, 0])
+        assert scores.topk_ids is scores.topk_logps is scores.tail is scores.hidden is None
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_its_own_most_likely_tokens(make, requests, exact, vocab, temperature):
+    asked = [replace(request, k=5, temperature=temperature) for request in requests]
+    for request, scores in zip(asked, make(chunk_bytes=500).score_batch(asked), strict=True):
+        top = exact(request).topk(5)
+        assert scores.topk_ids.dtype == np.int32
+        assert scores.topk_ids.tolist() == top.indices.tolist()
+        close(scores.topk_logps, top.values)
+        close(scores.tail, 1 - top.values.exp().sum(-1))
+        assert scores.topk_ids.max(initial=0) < vocab  # never a row of padding
+
+
+def test_all_tokens_leave_no_tail(make, requests, vocab):
+    for scores in make().score_batch([replace(request, k=10**6) for request in requests]):
+        assert scores.topk_ids.shape[1] == vocab
+        close(scores.tail, 0.0, atol=1e-6)
+        assert (scores.tail >= 0).all()
+
+
+def test_given_tokens_then_its_own_without_repeats(make, requests, exact):
+    request = requests[2]
+    own = exact(request).topk(3).indices.numpy()
+    given = np.stack([own[:, 1], np.full(7, 5), np.full(7, 5), np.full(7, -1)], axis=1).astype(np.int32)
+    (scores,) = make().score_batch([replace(request, ids=given, k=3)])
+    assert scores.topk_ids.shape == scores.topk_logps.shape == (7, 7)
+    logp = exact(request)
+    for row in range(7):
+        ids = scores.topk_ids[row]
+        present = ids[ids >= 0]
+        assert len(set(present.tolist())) == len(present)
+        assert set(present.tolist()) == {*own[row].tolist(), 5}
+        assert ids[0] == own[row, 1]  # the first mention stays
+        close(scores.topk_logps[row][ids >= 0], logp[row, present])
+        assert not scores.topk_logps[row][ids < 0].any()
+        close(scores.tail[row], 1 - logp[row, present].exp().sum())
+
+
+def test_hidden_states_and_head_give_the_same_log_probs(make, requests, exact, vocab):
+    teacher = make()
+    for request, scores in zip(requests, teacher.score_batch([replace(r, hidden=True) for r in requests]), strict=True):
+        assert scores.logps is None
+        assert scores.head == "t"
+        logits = teacher.head.logits(scores.hidden, vocab) * teacher.head.scale
+        close(logits.double().log_softmax(-1), exact(request))
+
+
+def test_low_log_probs_are_raised_to_the_floor_and_counted(make, model_folder, requests, vocab):
+    sharp = model_folder(3, initializer_range=1.0)
+    teacher = make(model=str(sharp), logp_floor=-8.0)
+    free = make(model=str(sharp), logp_floor=-1000.0)
+    scores = teacher.score_batch([replace(request, k=vocab) for request in requests])
+    plain = free.score_batch([replace(request, k=vocab) for request in requests])
+    below = sum(int((p.logps < -8).sum() + (p.topk_logps < -8).sum()) for p in plain)
+    assert teacher.num_floored == below > 0
+    assert free.num_floored == 0
+    for ours, theirs in zip(scores, plain):
+        assert (ours.logps >= -8).all()
+        close(ours.topk_logps, np.maximum(theirs.topk_logps, -8))
+        close(ours.tail, theirs.tail)  # of the probabilities as they are
+
+
+def test_an_impossible_token_is_finite(make, requests):
+    teacher = make()
+    with torch.no_grad():
+        teacher.head.weight[7] *= 1e30
+    for scores in teacher.score_batch([replace(request, k=3) for request in requests]):
+        for logps in (scores.logps, scores.topk_logps):
+            assert np.isfinite(logps).all()
+            assert (logps >= -30).all()
+    assert teacher.num_floored > 0
+
+
+def test_its_weights_never_change(make, requests):
+    teacher = make()
+    before = digest(teacher)
+    assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+    scores = teacher.score_batch([replace(request, hidden=True, k=0) for request in requests])
+    teacher.score_batch([replace(request, k=3) for request in requests])
+    assert not any(answer.hidden.requires_grad for answer in scores)
+    assert not any(module.training for module in teacher.model.modules())
+    assert digest(teacher) == before
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """`forwards(teacher)`: a list that gets the shape of each forward pass."""
+
+    def watch(teacher: HFTeacher) -> list[tuple[int, ...]]:
+        shapes: list[tuple[int, ...]] = []
+        decoder(teacher.model).register_forward_pre_hook(
+            lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+        )
+        return shapes
+
+    return watch
+
+
+def test_concurrent_requests_share_forward_passes(make, requests, forwards):
+    teacher = make()
+    shapes = forwards(teacher)
+
+    async def ask():
+        return await asyncio.gather(*(teacher.score(request) for request in requests * 10))
+
+    answers = asyncio.run(ask())
+    assert len(shapes) == 1
+    for answer, alone in zip(answers, teacher.score_batch(requests) * 10):
+        close(answer.logps, alone.logps)
+
+
+def test_requests_are_gathered_while_more_may_come(make, requests, forwards):
+    coming = 20
+    teacher = make(busy=lambda: coming > 0, max_batch_tokens=10**6)
+    shapes = forwards(teacher)
+
+    async def ask():
+        nonlocal coming
+        tasks = []
+        for _ in range(20):
+            tasks.append(asyncio.create_task(teacher.score(requests[0])))
+            await asyncio.sleep(0)
+            coming -= 1
+        await asyncio.gather(*tasks)
+
+    asyncio.run(ask())
+    assert [shape[0] for shape in shapes] == [20]
+
+
+def test_a_full_budget_is_answered_though_more_may_come(make, requests):
+    teacher = make(busy=lambda: True, max_batch_tokens=30)
+
+    async def ask():
+        return await asyncio.gather(*(teacher.score(requests[0]) for _ in range(9)))
+
+    assert len(asyncio.run(asyncio.wait_for(ask(), 30))) == 9
+
+
+def test_an_error_reaches_everyone_who_asked_and_nobody_after(make, requests, monkeypatch):
+    teacher = make()
+
+    def fail(requests):
+        raise RuntimeError("broken")
+
+    async def ask():
+        return await asyncio.gather(*(teacher.score(request) for request in requests), return_exceptions=True)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(teacher, "_hidden", fail)
+        assert all(isinstance(answer, RuntimeError) for answer in asyncio.run(ask()))
+    assert not any(isinstance(answer, BaseException) for answer in asyncio.run(ask()))
+
+
+def test_a_cancelled_request_does_not_hold_up_the_others(make, requests):
+    teacher = make()
+
+    async def ask():
+        tasks = [asyncio.create_task(teacher.score(request)) for request in requests]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        return await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+
+    answers = asyncio.run(ask())
+    assert [isinstance(answer, asyncio.CancelledError) for answer in answers] == [False, True, False, False, False]
+
+
+def test_a_folder_without_a_model_is_named(make, tmp_path):
+    with pytest.raises(UserError, match=r"teachers\.t\.model: .* holds no model"):
+        make(model=str(tmp_path))
+    with pytest.raises(UserError, match=r"teachers\.t\.model: no such folder"):
+        make(model=str(tmp_path / "nothing"))
+
+
+def test_second_and_later_mentions_are_marked():
+    ids = torch.tensor([[3, 1, 3, 3, 1], [5, 4, 3, 2, 1], [-1, 2, -1, 2, 0]])
+    assert mark_repeats(ids).tolist() == [[3, 1, -1, -1, -1], [5, 4, 3, 2, 1], [-1, 2, -1, -1, 0]]
+    assert mark_repeats(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3)
+    assert mark_repeats(torch.zeros(3, 0, dtype=torch.long)).shape == (3, 0)

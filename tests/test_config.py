@@ -1,0 +1,234 @@
+"""Recipes: shipped ones load, mistakes are named, inheritance and overrides merge, values survive a round trip."""
+
+import dataclasses
+
+import pytest
+
+from opd.config import RunConfig, build_config, load_config, to_mapping, to_yaml
+from opd.errors import UserError
+from opd.recipes import copy_recipe, find_recipe, read_recipe, shipped_recipes
+from opd.strategies.reverse_kl import ReverseKLConfig
+from opd.students.config import LoraConfig
+
+BASE = """\
+# A recipe of the tests
+student: {model: some/student}
+teachers: {default: {model: some/teacher}}
+prompts: {path: some/data, columns: {prompt: problem}}
+terms: {reverse_kl: {form: full}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """`recipe(text, name)`: a file with BASE and `text`, or with `text` alone under a name of its own."""
+
+    def write(text: str = "", name: str | None = None) -> str:
+        path = tmp_path / f"{name or 'recipe'}.yaml"
+        path.write_text(text if name else BASE + text)
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", [name for name, _ in shipped_recipes()])
+def test_shipped_recipes_load(name):
+    config = load_config(name)
+    assert build_config(to_mapping(config)) == config
+
+
+def test_shipped_recipes_are_described():
+    assert all(description for _, description in shipped_recipes())
+    assert "quickstart" in dict(shipped_recipes())
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "hint"),
+    [
+        ("stepz=1", "stepz", "steps"),
+        ("student.modle=x", "student.modle", "model"),
+        ("student.lora.rr=1", "student.lora.rr", "r"),
+        ("teachers.default.revison=x", "teachers.default.revison", "revision"),
+        ("prompts.pathh=x", "prompts.pathh", "path"),
+        ("prompts.columns.promt=x", "prompts.columns.promt", "prompt"),
+        ("eval.prompts.columns.anwser=x", "eval.prompts.columns.anwser", "answer"),
+        ("terms.reverse_kl.taill=x", "terms.reverse_kl.taill", "tail"),
+        ("optimizer.learning=1", "optimizer.learning", None),
+    ],
+)
+def test_unknown_keys_name_the_nearest(recipe, override, key, hint):
+    with pytest.raises(UserError) as error:
+        load_config(recipe(), [override])
+    message = str(error.value)
+    assert f"unknown key {key!r}" in message
+    assert (f"did you mean {hint!r}?" if hint else "known: betas, eps, lr") in message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("terms.reverse_kk.k=1", "terms: no term maker is called 'reverse_kk'; did you mean 'reverse_kl'?"),
+        ("prompts.type=datasets", "prompts.type: no prompt source is called 'datasets'; did you mean 'dataset'?"),
+        ("steps=abc", "steps: Value 'abc' of type 'str' could not be converted to Integer"),
+        ("steps=1.5", "steps: Value '1.5' of type 'float' could not be converted to Integer"),
+        ("batch.prompts=true", "batch.prompts: Value 'True' of type 'bool' could not be converted to Integer"),
+        ("optimizer.lr=fast", "optimizer.lr: Value 'fast' of type 'str' could not be converted to Float"),
+        ("student.dtype=float16", "student.dtype: Invalid value 'float16', expected one of ['float32', 'bfloat16']"),
+        ("student.gradient_checkpointing=maybe", "student.gradient_checkpointing: Value 'maybe' is not a valid bool"),
+        ("terms.reverse_kl.form=half", "terms.reverse_kl.form: Invalid value 'half'"),
+        ("prompts.limit=all", "prompts.limit: Value 'all'"),
+        ("seed=null", "seed: Incompatible value 'None'"),
+        ("teachers.default=3", "teachers.default: expected a mapping of names to values, found 3"),
+        ("terms.reverse_kl=5", "terms.reverse_kl: expected a mapping of names to values, found 5"),
+        ("teachers=3", "teachers: Cannot assign int"),
+        ("eval.prompts.split=test", "eval.prompts.path is missing: set it in the recipe or as eval.prompts.path=VALUE"),
+        ("steps=0", "steps is 0: it must be at least 1"),
+        ("sampling.top_p=0", "sampling.top_p is 0.0: it must be above 0 and at most 1"),
+        ("sampling.temperature=-1", "must not be negative"),
+        ("sampling.temperature=0", "objective.temperature is 0.0: the loss needs one above 0"),
+        ("objective.updates_per_batch=65", "larger than the number of rollouts in a batch"),
+        ("eval.samples=2", "set eval.temperature"),
+        ("terms.reverse_kl=null", "terms: name at least one of reverse_kl"),
+        ("terms.reverse_kl.beta=2", "terms.reverse_kl.beta is 2.0"),
+        ("steps", "override 'steps': write it as key.sub=value"),
+        ("=3", "override '=3': write it as key.sub=value"),
+    ],
+)
+def test_mistakes_are_named(recipe, override, message):
+    with pytest.raises(UserError) as error:
+        load_config(recipe(), [override])
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["student.model", "prompts.path"])
+def test_missing_values_are_named(recipe, key):
+    section = key.partition(".")[0]
+    lines = [line for line in BASE.splitlines() if not line.startswith(section)]
+    with pytest.raises(UserError, match=rf"^{key} is missing: set it in the recipe or as {key}=VALUE$"):
+        load_config(recipe("\n".join(lines), "incomplete"))
+
+
+@pytest.mark.parametrize("section", ["teachers", "terms"])
+def test_a_recipe_needs_teachers_and_terms(recipe, section):
+    lines = [line for line in BASE.splitlines() if not line.startswith(section)]
+    with pytest.raises(UserError, match=f"^{section}: name at least one"):
+        load_config(recipe("\n".join(lines), "incomplete"))
+
+
+def test_overrides_and_defaults_of_fields(recipe):
+    config = load_config(
+        recipe("steps: 7\n"), ["optimizer.betas=[0.8,0.9]", "student.lora.r=4", "teachers.other.model=a/b", "steps=9"]
+    )
+    assert config.steps == 9
+    assert config.optimizer.betas == (0.8, 0.9)
+    assert config.student.lora == LoraConfig(r=4)
+    assert {name: teacher.model for name, teacher in config.teachers.items()} == {
+        "default": "some/teacher",
+        "other": "a/b",
+    }
+    assert config.terms == {"reverse_kl": ReverseKLConfig()}
+    assert config.loss_temperature == config.sampling.temperature == 1.0
+    assert load_config(recipe(), ["objective.temperature=0.5"]).loss_temperature == 0.5
+
+
+def test_a_recipe_is_frozen(recipe):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load_config(recipe()).steps = 3  # type: ignore[misc]
+
+
+def test_every_value_survives_a_round_trip(recipe, tmp_path):
+    config = load_config(
+        recipe("trackers: {wandb: {project: p}}\n"),
+        [
+            "student.lora.r=4",
+            "eval.prompts.path=a/b",
+            "eval.samples=3",
+            "eval.temperature=0.5",
+            "prompts.chat_template_kwargs.enable_thinking=false",
+            "teachers.default.quantization.quant_method=bitsandbytes",
+            "terms.reverse_kl.form=topk",
+            "optimizer.betas=[0.8,0.9]",
+        ],
+    )
+    assert build_config(to_mapping(config)) == config
+    path = tmp_path / "resolved.yaml"
+    path.write_text(to_yaml(config))
+    assert load_config(path) == config
+    assert isinstance(config, RunConfig)
+
+
+def test_inheritance(recipe):
+    recipe(BASE + "steps: 5\nbatch: {prompts: 8, rollouts_per_prompt: 2}\n", "base")
+    recipe("optimizer: {lr: 0.5}\nbatch: {prompts: 4}\n", "fast")
+    config = load_config(recipe("defaults: [base, fast]\nsteps: 6\n", "child"))
+    assert (config.steps, config.batch.prompts, config.batch.rollouts_per_prompt) == (6, 4, 2)
+    assert config.optimizer.lr == 0.5
+    assert load_config(recipe("defaults: child\nsteps: 8\n", "grandchild")).steps == 8
+
+
+def test_a_shipped_recipe_can_be_inherited(recipe):
+    config = load_config(recipe("defaults: quickstart\nsteps: 3\n", "mine"))
+    assert config.steps == 3
+    assert config.student == load_config("quickstart").student
+
+
+def test_null_removes_what_is_inherited(recipe):
+    parent = BASE.replace("some/student", "some/student, lora: {r: 8}") + "eval: {prompts: {path: a/b}}\n"
+    assert load_config(recipe(parent, "base")).student.lora == LoraConfig(r=8)
+    removed = "terms: {reverse_kl: null}\neval: {prompts: null}\nstudent: {lora: null}\n"
+    child = recipe("defaults: base\n" + removed, "child")
+    with pytest.raises(UserError, match=r"^terms: name at least one"):
+        load_config(child)
+    config = load_config(child, ["terms.reverse_kl.form=sampled"])
+    assert config.terms == {"reverse_kl": ReverseKLConfig(form="sampled")}
+    assert config.eval.prompts is config.student.lora is None
+
+
+def test_recipes_that_inherit_in_a_circle(recipe):
+    recipe("defaults: two\n", "one")
+    path = recipe("defaults: one\n", "two")
+    with pytest.raises(UserError, match=r"defaults: two\.yaml inherits from itself"):
+        load_config(path)
+    with pytest.raises(UserError, match=r"defaults: self\.yaml inherits from itself"):
+        load_config(recipe("defaults: self\n", "self"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("steps: [1\n", "not valid YAML"),
+        ("- 1\n", "a recipe is a mapping of names to values"),
+        ("steps: 1\nsteps: 2\n", "not valid YAML"),
+        ("defaults: nowhere\n", "'nowhere' is neither a file nor shipped"),
+    ],
+)
+def test_files_that_are_no_recipes(recipe, text, message):
+    with pytest.raises(UserError) as error:
+        load_config(recipe(text, "bad"))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_of_other_bytes(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"bad\.yaml: "):
+        load_config(path)
+
+
+def test_recipes_are_found_by_name_or_path(recipe, tmp_path):
+    assert find_recipe("quickstart").name == "quickstart.yaml"
+    assert str(find_recipe(recipe())) == recipe()
+    with pytest.raises(UserError, match="did you mean 'quickstart'"):
+        find_recipe("quikstart")
+    with pytest.raises(UserError, match="no such file"):
+        find_recipe(tmp_path / "none.yaml")
+
+
+def test_a_copy_never_overwrites(tmp_path):
+    copied = copy_recipe("quickstart", tmp_path)
+    assert read_recipe(copied) == read_recipe(find_recipe("quickstart"))
+    with pytest.raises(UserError, match="exists: choose another name"):
+        copy_recipe("quickstart", copied)
+    assert copy_recipe("quickstart", tmp_path / "new" / "mine.yaml").is_file()
