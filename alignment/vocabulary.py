@@ -27,7 +27,7 @@ def shared_vocabulary(student: Mapping[str, int], teacher: Mapping[str, int], fi
     differing = sorted(index for index in by_id.keys() | other.keys() if by_id.get(index) != other.get(index))
     first = differing[0]
     extra = [token for index in differing for token in (by_id.get(index), other.get(index)) if token is not None]
-    if by_id.get(first) is not None and other.get(first) is not None or _shares_later(by_id, other, first):
+    if (by_id.get(first) is not None and other.get(first) is not None) or _shares_later(by_id, other, first):
         raise UserError(
             f"{field}: the tokenizers differ: id {first} is {by_id.get(first)!r} to the student and {other.get(first)!r} to "
             "the teacher; such a pair needs cross-tokenizer alignment (opd.alignment), so choose a teacher with the "

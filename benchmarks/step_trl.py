@@ -11,7 +11,7 @@ from benchmarks.machine import peak_rss_gib
 def main() -> None:
     from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import DistillationConfig, DistillationTrainer
+    from trl import DistillationConfig, DistillationTrainer  # type: ignore[import-not-found]
 
     task = json.loads(sys.argv[1])
     with open(task["prompts"], encoding="utf-8") as lines:

@@ -113,7 +113,19 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         num_topk=max(maker.num_student_topk for maker in makers),
     )
     return Parts(
-        accelerator, clock, tokenizer, prompts, contexts, sampling, sampler, teachers, makers, learner, heldout, grader, notes
+        accelerator,
+        clock,
+        tokenizer,
+        prompts,
+        contexts,
+        sampling,
+        sampler,
+        teachers,
+        makers,
+        learner,
+        heldout,
+        grader,
+        notes,
     )
 
 

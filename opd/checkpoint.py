@@ -47,7 +47,7 @@ def save(
     """
     path = folder / f"step-{step}"
     weights = get_model_state_dict(learner.loss, options=WHOLE)
-    moments = get_optimizer_state_dict(learner.loss, learner.optimizer.optimizer, options=WHOLE)
+    moments: Any = get_optimizer_state_dict(learner.loss, learner.optimizer.optimizer, options=WHOLE)
     if learner.accelerator.is_main_process:
         with new_folder(path) as partial:
             student: Any = learner.student

@@ -74,7 +74,9 @@ def _lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, prompts: lis
         return Finding("error", "prompt lengths", text + "; all are too long", "raise sampling.max_context")
     if too_long or cut:
         fix = "lower sampling.max_new_tokens, or choose a student with a longer context"
-        return Finding("warn", "prompt lengths", f"{text}; {too_long} are skipped, {cut} leave less than max_new_tokens", fix)
+        return Finding(
+            "warn", "prompt lengths", f"{text}; {too_long} are skipped, {cut} leave less than max_new_tokens", fix
+        )
     return Finding("ok", "prompt lengths", text)
 
 
@@ -111,10 +113,19 @@ def _vocabularies(
     except UserError as error:
         return [Finding("error", "token -> id maps", str(error), "choose a teacher with the student's tokenizer")]
     if max(ends) >= shared.size:
-        return [Finding("error", "token -> id maps", f"{field}: the student's EOS is not a token of the teacher", "another teacher")]
+        return [
+            Finding(
+                "error",
+                "token -> id maps",
+                f"{field}: the student's EOS is not a token of the teacher",
+                "another teacher",
+            )
+        ]
     if shared.dropped:
         text = f"{field}: equal below {shared.size}; {len(shared.dropped)} tokens that one side lacks are left out"
-        return [Finding("warn", "token -> id maps", text, "harmless unless the student needs " + ", ".join(shared.dropped[:3]))]
+        return [
+            Finding("warn", "token -> id maps", text, "harmless unless the student needs " + ", ".join(shared.dropped[:3]))
+        ]
     return [Finding("ok", "token -> id maps", f"{field}: {shared.size} ids, all equal")]
 
 
@@ -162,7 +173,7 @@ def _memory(config: RunConfig) -> Finding:
         count, stored = _parameters(teacher.model, f"teachers.{name}.model", teacher.revision)
         total += count * (stored if teacher.dtype == "auto" else size[teacher.dtype])
     total += 2 * config.objective.max_logits_mib * 2**20
-    text = f"about {total / 2**30:.1f} GiB for weights, gradients, optimizer and logits; activations and KV cache come on top"
+    text = f"about {total / 2**30:.1f} GiB for weights, gradients, optimizer and logits; activations and KV cache on top"
     return Finding("ok", "memory", f"{text} (student {student / 1e6:,.1f} M parameters)")
 
 

@@ -15,8 +15,8 @@ from opd.errors import UserError
 from opd.eval.evaluate import sample_rollout
 from opd.eval.heldout import evaluate
 from opd.objective.batching import Taught
-from opd.records import Prompt
 from opd.recorder import Recorder
+from opd.records import Prompt
 from opd.students.noise import slot_seed
 
 

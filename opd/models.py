@@ -102,7 +102,9 @@ def _check_head(model: PreTrainedModel, field: str) -> None:
         theirs = model(input_ids=ids, use_cache=False).logits[0].float()
     # bf16 rounds the product once on either path; a soft cap or a missing scale is far larger
     if not torch.allclose(ours, theirs, rtol=3e-2, atol=3e-2 * theirs.abs().max().item()):
-        raise UserError(f"{field}: this model's logits are not a scaled linear map of its hidden states (a soft cap or a bias?)")
+        raise UserError(
+            f"{field}: this model's logits are not a scaled linear map of its hidden states (a soft cap or a bias?)"
+        )
 
 
 def _quantization_config(options: dict[str, Any], field: str) -> Any:

@@ -44,7 +44,10 @@ class Recorder:
         figures |= {f"{name}_rate": counts[name] / rollouts for name in ("eos", "truncated")}
         timings = self.parts.clock.read()
         seconds = max(timings.get("perf/step_s", 0.0), 1e-9)
-        timings |= {"perf/tokens_per_s": round(counts["sampled_tokens"] / seconds, 1), "perf/peak_gib": round(peak_gib(), 3)}
+        timings |= {
+            "perf/tokens_per_s": round(counts["sampled_tokens"] / seconds, 1),
+            "perf/peak_gib": round(peak_gib(), 3),
+        }
         row = {**figures, **timings}
         self.directory.append_metrics({"step": step, **row})
         for tracker in self.trackers:
@@ -98,7 +101,7 @@ class Recorder:
     def _counts(self, taught: Sequence[Taught]) -> dict[str, float]:
         """This process's counts of the step."""
         skipped, floored = self.parts.contexts.num_skipped, self.parts.teachers.num_floored
-        counts = {
+        counts: dict[str, float] = {
             "rollouts": len(taught),
             "sampled_tokens": sum(rollout.num_tokens for rollout, _ in taught),
             "trained_tokens": num_trainable(taught)[0],

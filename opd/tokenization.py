@@ -1,6 +1,6 @@
 """Prompts to ids: tokenizers, chat templates, and the ids that end a turn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,18 +55,15 @@ def eos_ids(name: str, tokenizer: PreTrainedTokenizerBase, revision: str | None 
     """Every id that ends a turn: those of the generation configuration, and the tokenizer's own."""
     ids: set[int] = set()
     try:
-        configured: Any = GenerationConfig.from_pretrained(locate(name, "student.model"), revision=revision).eos_token_id
+        configured: Any = GenerationConfig.from_pretrained(
+            locate(name, "student.model"), revision=revision or "main"
+        ).eos_token_id
     except OSError:
         configured = None  # no generation_config.json: the tokenizer alone decides
     if configured is not None:
         ids.update(configured if isinstance(configured, Sequence) else [configured])
     if tokenizer.eos_token_id is not None:
-        ids.add(int(tokenizer.eos_token_id))
+        ids.add(int(tokenizer.eos_token_id))  # type: ignore[arg-type]
     if not ids:
         raise UserError(f"student.model: {name} names no EOS token, so no rollout would ever end; set eos_token_id")
     return tuple(sorted(ids))
-
-
-def token_ids(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
-    """The token -> id map, added tokens included."""
-    return tokenizer.get_vocab()

@@ -143,9 +143,11 @@ class HFSampler:
             self._report()
             kept = [self._rows[i] for i in live]
             # the newest sampled token of a kept row is not in the cache yet
-            width = max([row.length - 1 for row in kept] + [len(row.request.context_ids) for row in wanted if refill], default=0)
+            width = max(
+                [row.length - 1 for row in kept] + [len(row.request.context_ids) for row in wanted if refill], default=0
+            )
             if refill:
-                for row in wanted:
+                for _ in wanted:
                     self._waiting.popleft()
                 prompts, logits = self._prefill([row.request.context_ids for row in wanted])
                 self._cache.repack(torch.tensor(live, dtype=torch.long), width, prompts, [row.length for row in wanted])
@@ -271,4 +273,6 @@ def _refuse_partial_attention(model: nn.Module) -> None:
     window = getattr(config, "sliding_window", None) if "layer_types" not in config.to_dict() else None
     if kinds != {"full_attention"} or window:
         what = ", ".join(sorted(kinds - {"full_attention"})) or "a sliding window"
-        raise UserError(f"student.model: the Hugging Face sampler needs full attention in every layer; this model has {what}")
+        raise UserError(
+            f"student.model: the Hugging Face sampler needs full attention in every layer; this model has {what}"
+        )

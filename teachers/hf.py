@@ -110,7 +110,8 @@ class HFTeacher:
         size = max(1, self.chunk_bytes // (self.vocab * states.element_size()))
         parts = [self._read(states[a : a + size], request, slice(a, a + size), asked, scale) for a in range(0, n, size)]
         logps, ids, topk_logps, tail = (
-            torch.cat(column).cpu().numpy() for column in zip(*(parts or [self._read(states, request, slice(0), asked, scale)]))
+            torch.cat(column).cpu().numpy()
+            for column in zip(*(parts or [self._read(states, request, slice(0), asked, scale)]))
         )
         if not ids.shape[1]:
             return Scores(logps=logps)

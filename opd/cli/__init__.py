@@ -7,7 +7,6 @@ import typer
 from opd.errors import UserError
 
 
-
 def build() -> typer.Typer:
     """The command line with all its commands."""
     from opd.cli import evaluate, recipes, train

@@ -60,7 +60,11 @@ def _launch(count: int) -> int:
     for rank in range(count):
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = {"OMP_NUM_THREADS": threads, **os.environ, **{k: str(v) for k, v in {**variables, **address}.items()}}
+        environment = {
+            "OMP_NUM_THREADS": threads,
+            **os.environ,
+            **{k: str(v) for k, v in {**variables, **address}.items()},
+        }
         workers.append(subprocess.Popen([sys.executable, "-m", "opd", *sys.argv[1:]], env=environment))
     try:
         while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):

@@ -83,7 +83,7 @@ def accuracy(
     results = asyncio.run(sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples))
     kept = [(i, row) for i, row in zip(mine, results) if row is not None]
     tokenizer = contexts.tokenizer
-    texts = [[tokenizer.decode(r.turns[0].sampled_ids, skip_special_tokens=True) for r in row] for _, row in kept]
+    texts = [[str(tokenizer.decode(r.turns[0].sampled_ids, skip_special_tokens=True)) for r in row] for _, row in kept]
     items = [
         Item(text, _answer(prompts[i]), rollout.finish == "length", _record(prompts[i]))
         for (i, row), row_texts in zip(kept, texts)

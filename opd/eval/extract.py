@@ -47,9 +47,7 @@ def _last_box(text: str) -> str | None:
         elif token == "}" and open_braces:
             start = open_braces.pop()
             content = text[start : match.start()].strip() if start is not None else ""
-            is_wrapper = answer is not None and re.fullmatch(
-                r"\\(?:boxed|fbox)\s*\{", content.removesuffix(answer + "}")
-            )
+            is_wrapper = answer is not None and re.fullmatch(r"\\(?:boxed|fbox)\s*\{", content.removesuffix(answer + "}"))
             if content and not is_wrapper:
                 answer = content
     return answer

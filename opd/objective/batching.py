@@ -138,9 +138,7 @@ def _pack_term(index: int, group: Sequence[_Segment], device: torch.device) -> P
         parts.append({name: _slice(value, segment) for name, value in term.inputs.items()})
     sizes = [len(scale) for scale in scales]
     inputs = {
-        name: _join([None if part is None else part[name] for part in parts], sizes, device)
-        if value is not None
-        else None
+        name: _join([None if part is None else part[name] for part in parts], sizes, device) if value is not None else None
         for name, value in pattern.inputs.items()
     }
     return PackedTerm(pattern.kind, torch.from_numpy(np.concatenate(scales)).to(device), inputs)
@@ -159,7 +157,9 @@ def _join(values: Sequence[Any], sizes: Sequence[int], device: torch.device) -> 
     if isinstance(pattern, Hidden):
         (state,) = pattern.states
         blank = [state.new_zeros(size, state.shape[1]) for size in sizes]
-        return Hidden((torch.cat([z if v is None else v.states[0] for v, z in zip(values, blank)]).to(device),), pattern.head)
+        return Hidden(
+            (torch.cat([z if v is None else v.states[0] for v, z in zip(values, blank)]).to(device),), pattern.head
+        )
     if isinstance(pattern, TopK):
         width = max(v.ids.shape[1] for v in values if v is not None)
         parts = [_blank_topk(n, width) if v is None else v for v, n in zip(values, sizes)]

@@ -130,7 +130,10 @@ def _chunk_loss_(logits: Tensor, batch: MicroBatch, scale: float, spec: LossSpec
     student_scale = scale / spec.temperature
     dense = [t for t in batch.terms if isinstance(t.inputs.get("target"), Hidden)]
     others = [t for t in batch.terms if not isinstance(t.inputs.get("target"), Hidden)]
-    columns = [batch.token_ids[:, None], *(t.inputs["target"].ids for t in others if isinstance(t.inputs.get("target"), TopK))]
+    columns = [
+        batch.token_ids[:, None],
+        *(t.inputs["target"].ids for t in others if isinstance(t.inputs.get("target"), TopK)),
+    ]
     ids = torch.cat(columns, dim=1)
     stats = gather_logprob(logits, ids, student_scale)
     sums.add("entropy", stats.entropy)
@@ -169,7 +172,9 @@ def _gathered_loss(logp: Tensor, terms: Iterable[PackedTerm], batch: MicroBatch,
         else:
             function = KINDS[term.kind]
             assert function is not None
-            value, figures = function(logp[:, 0], {**term.inputs, "sampler_logps": batch.sampler_logps, "old_logps": batch.old_logps})
+            value, figures = function(
+                logp[:, 0], {**term.inputs, "sampler_logps": batch.sampler_logps, "old_logps": batch.old_logps}
+            )
             for name, rows in figures.items():
                 sums.add(name, rows)
             if function is policy_gradient:  # the estimate E_q[log q - log p] of the reverse KL

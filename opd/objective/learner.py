@@ -61,9 +61,7 @@ class Learner:
         trained = [p for p in student.parameters() if p.requires_grad]
         self.loss, self.optimizer = accelerator.prepare(
             StudentLoss(student, getattr(torch, objective.precision)),
-            torch.optim.AdamW(
-                trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay
-            ),
+            torch.optim.AdamW(trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay),
         )
         updates = num_steps * objective.updates_per_batch
         self.scheduler = get_scheduler(

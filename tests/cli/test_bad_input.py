@@ -58,7 +58,11 @@ def spoil(recipe, key, value):
         ("teachers.default.model", "./nowhere", "teachers.default.model: no such folder"),
         ("student.model", "tiny:studnt", "tiny:student"),
         ("prompts.path", "missing.jsonl", "prompts.path: no such file"),
-        ("prompts.columns.prompt", "probelm", "prompts.columns.prompt: line 1 has no column 'probelm'; did you mean 'problem'"),
+        (
+            "prompts.columns.prompt",
+            "probelm",
+            "prompts.columns.prompt: line 1 has no column 'probelm'; did you mean 'problem'",
+        ),
         ("optimizer.learning_rate", 1, "unknown key 'optimizer.learning_rate'"),
         ("terms.reverse_kl.from", "full", "unknown key 'terms.reverse_kl.from'; did you mean 'form'"),
         ("terms.reversekl", {}, "no term maker is called 'reversekl'; did you mean 'reverse_kl'"),

@@ -9,7 +9,10 @@ from omegaconf import OmegaConf
 
 @pytest.mark.parametrize(
     "sections",
-    [{}, {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}}],
+    [
+        {},
+        {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}},
+    ],
     ids=["full", "sampled-two-updates"],
 )
 def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):

@@ -77,7 +77,12 @@ def test_a_full_disk_is_one_clear_error(tmp_path):
 
 def test_writes_are_all_or_nothing(tmp_path):
     write_text(tmp_path / "a.json", "old")
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "folder") as partial:
-        (partial / "x").write_text("half")
-        raise RuntimeError
+
+    def fill() -> None:
+        with new_folder(tmp_path / "folder") as partial:
+            (partial / "x").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fill()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json"]

@@ -57,9 +57,7 @@ def test_shapes(c, vocab):
     logp, entropy, exact = reference(logits, ids, 1.0, grad)
     torch.testing.assert_close(stats.logp.double(), logp, rtol=1e-6, atol=2.5e-6)
     torch.testing.assert_close(stats.entropy.double(), entropy, rtol=1e-6, atol=2e-6)
-    torch.testing.assert_close(
-        out.double(), exact, rtol=0, atol=2e-6 * float(grad.abs().sum(-1).max() if c else 0) + 1e-9
-    )
+    torch.testing.assert_close(out.double(), exact, rtol=0, atol=2e-6 * float(grad.abs().sum(-1).max() if c else 0) + 1e-9)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0, 1 / 0.7])

@@ -81,8 +81,7 @@ def reference(hidden: Tensor, weight: Tensor, scale: float, batch: MicroBatch, s
             rows = {
                 "reverse_kl": log_q.exp() * (log_q - log_p),
                 "forward_kl": log_p.exp() * (log_p - log_q),
-                "jsd": inputs["beta"] * log_p.exp() * (log_p - log_m)
-                + (1 - inputs["beta"]) * log_q.exp() * (log_q - log_m),
+                "jsd": inputs["beta"] * log_p.exp() * (log_p - log_m) + (1 - inputs["beta"]) * log_q.exp() * (log_q - log_m),
             }[inputs["divergence"]].sum(-1)
         elif isinstance(target, TopK):
             ids, logps, tail = (torch.as_tensor(part) for part in (target.ids, target.logps, target.tail))

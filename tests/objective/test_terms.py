@@ -205,9 +205,7 @@ def test_the_three_treatments_of_the_tail_by_hand():
     log_q, log_p = torch.tensor([[0.5, 0.2]]).log(), torch.tensor([[0.4, 0.4]]).log()
     present = torch.ones(1, 2, dtype=torch.bool)
     inputs = {"target_logps": log_p, "target_tail": torch.tensor([0.2]), "present": present, "beta": 0.5}
-    value = {
-        tail: topk_divergence(log_q, {**inputs, "divergence": "reverse_kl", "tail": tail}).item() for tail in TAILS
-    }
+    value = {tail: topk_divergence(log_q, {**inputs, "divergence": "reverse_kl", "tail": tail}).item() for tail in TAILS}
     inside = 0.5 * math.log(0.5 / 0.4) + 0.2 * math.log(0.2 / 0.4)
     assert value["tail"] == pytest.approx(inside + 0.3 * math.log(0.3 / 0.2))
     assert value["truncate"] == pytest.approx(inside - 0.7 + 0.8)

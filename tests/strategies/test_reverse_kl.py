@@ -79,9 +79,7 @@ def test_sampled(rollout):
     assert term.inputs["importance_cap"] == 3.0
 
 
-@pytest.mark.parametrize(
-    ("source", "own", "given"), [("student", 0, True), ("teacher", 16, False), ("union", 16, True)]
-)
+@pytest.mark.parametrize(("source", "own", "given"), [("student", 0, True), ("teacher", 16, False), ("union", 16, True)])
 def test_topk(rollout, source, own, given):
     requests, term = collect(rollout, form="topk", source=source, tail="truncate", divergence="jsd", beta=0.3)
     for turn, request in zip(rollout.turns, requests):

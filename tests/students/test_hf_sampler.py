@@ -135,9 +135,7 @@ def test_greedy_equals_generate(student, requests):
     for request, turn in zip(asked, sample(HFSampler(student, rows, EOS, max_rows=5), asked)):
         context = torch.from_numpy(request.context_ids).long()[None]
         mask = torch.ones_like(context)
-        theirs = student.generate(
-            context, attention_mask=mask, do_sample=False, max_new_tokens=20, eos_token_id=list(EOS)
-        )
+        theirs = student.generate(context, attention_mask=mask, do_sample=False, max_new_tokens=20, eos_token_id=list(EOS))
         assert turn.sampled_ids.tolist() == theirs[0, context.shape[1] :].tolist()
         assert not turn.sampler_logps.any()
 

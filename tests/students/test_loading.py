@@ -49,9 +49,7 @@ def test_all_weights_train_without_adapters(folder):
     student = load_student(StudentConfig(str(folder)))
     assert not student.training
     assert all(p.requires_grad and p.dtype == torch.float32 for p in student.parameters())
-    assert {p.dtype for p in load_student(StudentConfig(str(folder), dtype="bfloat16")).parameters()} == {
-        torch.bfloat16
-    }
+    assert {p.dtype for p in load_student(StudentConfig(str(folder), dtype="bfloat16")).parameters()} == {torch.bfloat16}
 
 
 def test_gradient_checkpointing_changes_no_gradient(folder):

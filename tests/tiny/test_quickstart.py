@@ -1,0 +1,18 @@
+"""The shipped quick starts on the real tiny family, end to end. Slow: the family is trained from nothing."""
+
+import pytest
+
+import opd
+
+GAIN = {"quickstart": 0.40, "quickstart-topk": 0.40, "quickstart-sampled": 0.15}  # in accuracy, at least
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("recipe", GAIN)
+def test_accuracy_rises(recipe, tmp_path):
+    summary = opd.train(opd.load_config(recipe), tmp_path / "run")
+    before, after = summary["eval"]["before"], summary["eval"]["after"]
+    assert 0.05 <= before["accuracy"] <= 0.5
+    assert after["accuracy"] - before["accuracy"] >= GAIN[recipe]
+    assert after["reverse_kl"] < 0.5 * before["reverse_kl"]
