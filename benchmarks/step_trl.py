@@ -9,6 +9,7 @@ from benchmarks.machine import peak_rss_gib
 
 
 def main() -> None:
+    import torch
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import DistillationConfig, DistillationTrainer  # type: ignore[import-not-found]
@@ -41,6 +42,7 @@ def main() -> None:
                 teacher_model_init_kwargs={"dtype": task["precision"]},
                 beta=1.0,  # the reverse KL
                 temperature=1.0,
+                use_cpu=not torch.cuda.is_available(),
                 save_strategy="no",
                 report_to="none",
                 logging_steps=1,

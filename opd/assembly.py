@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from transformers import PreTrainedTokenizerBase
 
 from opd.alignment.vocabulary import shared_vocabulary
@@ -49,7 +49,9 @@ class Parts:
 
 def make_accelerator() -> Accelerator:
     """One process, or one of those that `--processes` or `accelerate launch` started."""
-    accelerator = Accelerator(mixed_precision="no", cpu=not torch.cuda.is_available())  # autocast is the learner's
+    ddp = DistributedDataParallelKwargs(broadcast_buffers=False)  # rotary tables: the same everywhere, from the start
+    cpu = not torch.cuda.is_available()
+    accelerator = Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[ddp])  # autocast is the learner's
     if accelerator.distributed_type == DistributedType.FSDP:
         raise UserError(
             "sampler: the Hugging Face sampler would hang under FSDP, whose processes must decode equally many tokens; "

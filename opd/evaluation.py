@@ -30,6 +30,8 @@ def evaluate(
     `accuracy` is avg@k; `rows` holds the problem x sample matrix of verdicts with the responses. Raises `UserError`.
     """
     import torch
+    from rich.console import Console
+    from rich.progress import Progress
 
     from opd.eval.evaluate import Contexts, accuracy
     from opd.eval.grading import Grader
@@ -49,7 +51,18 @@ def evaluate(
         sampler = HFSampler(student, vocab, eos_ids(model, tokenizer), max_rows=max_rows)
         contexts = Contexts(tokenizer, context_limit(student.config.get_text_config()), max_new_tokens)
         sampling = Sampling(temperature, top_p)
-        result = accuracy(sampler, problems, contexts, grader, sampling, samples=samples, seed=seed)
+        with Progress(console=Console(stderr=True)) as bar:
+            task = bar.add_task("sampling", total=len(problems) * samples)
+            result = accuracy(
+                sampler,
+                problems,
+                contexts,
+                grader,
+                sampling,
+                samples=samples,
+                seed=seed,
+                done=lambda count: bar.advance(task, count),
+            )
     settings = {
         "model": model,
         "samples": samples,

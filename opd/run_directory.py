@@ -32,7 +32,7 @@ class RunDirectory:
             return  # another process of the run owns the files
         if path.exists() and not path.is_dir():
             raise UserError(f"--out: {path} is a file; name a folder")
-        used = (path / "config.yaml").exists()
+        used = (path / "env.json").exists() and (path / "config.yaml").exists()
         if used and not (resume or overwrite):
             raise UserError(f"--out: {path} holds a run; continue it with --resume or replace it with --overwrite")
         if not used and path.exists() and any(path.iterdir()):

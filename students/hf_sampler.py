@@ -147,11 +147,11 @@ class HFSampler:
                 [row.length - 1 for row in kept] + [len(row.request.context_ids) for row in wanted if refill], default=0
             )
             if refill:
-                for _ in wanted:
-                    self._waiting.popleft()
                 prompts, logits = self._prefill([row.request.context_ids for row in wanted])
                 self._cache.repack(torch.tensor(live, dtype=torch.long), width, prompts, [row.length for row in wanted])
                 self._rows = kept + wanted
+                for _ in wanted:  # only now: if the prefill fails, they must hear of it
+                    self._waiting.popleft()
                 self._append(wanted, logits)
             elif kept:
                 self._cache.repack(torch.tensor(live, dtype=torch.long), width)

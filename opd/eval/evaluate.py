@@ -1,7 +1,7 @@
 """Accuracy on held-out problems, and the reverse KL to the teacher on the student's own rollouts of them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from accelerate.utils import gather_object
@@ -45,18 +45,27 @@ async def sample_rollout(
 
 
 async def sample_all(
-    sampler: Sampler, prompts: Sequence[Prompt], contexts: Contexts, sampling: Sampling, seed: int, samples: int
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    contexts: Contexts,
+    sampling: Sampling,
+    seed: int,
+    samples: int,
+    done: Callable[[int], None] = lambda count: None,
 ) -> list[list[Rollout] | None]:
-    """`samples` rollouts of each prompt; None for a prompt that is longer than the context."""
+    """`samples` rollouts of each prompt; None for a prompt that is longer than the context. `done` counts them."""
+
+    async def one(prompt: Prompt, sample: int, ids: Array, sample_seed: int) -> Rollout:
+        rollout = await sample_rollout(sampler, prompt, sample, ids, sample_seed, contexts.room(ids), sampling)
+        done(1)
+        return rollout
 
     async def row(index: int, prompt: Prompt) -> list[Rollout] | None:
         ids = contexts(prompt)
         if ids is None:
+            done(samples)
             return None
-        seeds = [slot_seed(seed, index, sample) for sample in range(samples)]
-        return await asyncio.gather(
-            *(sample_rollout(sampler, prompt, i, ids, s, contexts.room(ids), sampling) for i, s in enumerate(seeds))
-        )
+        return await asyncio.gather(*(one(prompt, s, ids, slot_seed(seed, index, s)) for s in range(samples)))
 
     return await asyncio.gather(*(row(index, prompt) for index, prompt in enumerate(prompts)))
 
@@ -72,6 +81,7 @@ def accuracy(
     seed: int,
     rank: int = 0,
     num_processes: int = 1,
+    done: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
     """Samples and grades; problems are dealt to the processes by index.
 
@@ -80,7 +90,7 @@ def accuracy(
     when no problem fits the context.
     """
     mine = list(range(rank, len(prompts), num_processes))
-    results = asyncio.run(sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples))
+    results = asyncio.run(sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples, done))
     kept = [(i, row) for i, row in zip(mine, results) if row is not None]
     tokenizer = contexts.tokenizer
     texts = [[str(tokenizer.decode(r.turns[0].sampled_ids, skip_special_tokens=True)) for r in row] for _, row in kept]

@@ -58,30 +58,45 @@ def num_trainable(taught: Sequence[Taught]) -> tuple[int, int]:
 def micro_batches(
     taught: Sequence[Taught], budget: int, normalizer: str, num_tokens: int, num_rollouts: int, device: torch.device
 ) -> list[MicroBatch]:
-    """Longest sequences first, each micro-batch at most `budget` tokens with padding (one sequence may exceed it).
+    """Micro-batches of rollouts with the same kinds of terms (and the same teacher head), longest sequences first, each at
+    most `budget` tokens with padding (one sequence may exceed it). Turns without a trainable token are left out.
 
     `num_tokens` and `num_rollouts` are those of the whole optimizer step over all processes: each row's loss is divided
     by the former (`token_mean`), or by the latter times its rollout's own tokens (`sequence_mean`).
     """
     segments: list[_Segment] = []
     for rollout, terms in taught:
-        counted = int(_counted(rollout, terms).sum())
-        divisor = num_tokens if normalizer == "token_mean" else num_rollouts * counted
+        counted = _counted(rollout, terms)
+        divisor = num_tokens if normalizer == "token_mean" else num_rollouts * int(counted.sum())
         start = 0
         for number, turn in enumerate(rollout.turns):
             tokens = slice(start, start + len(turn.sampled_ids))
-            if counted and len(turn.sampled_ids):
+            if counted[tokens].any():
                 segments.append(_Segment(turn, number, tokens, terms, float(divisor)))
             start = tokens.stop
-    segments.sort(key=_length, reverse=True)
+    segments.sort(key=lambda segment: (_signature(segment), -_length(segment)))
     groups: list[list[_Segment]] = []
     for segment in segments:
-        longest = _length(groups[-1][0]) if groups else 0
-        if groups and longest * (len(groups[-1]) + 1) <= budget:
+        joins = groups and _signature(groups[-1][0]) == _signature(segment)
+        if joins and _length(groups[-1][0]) * (len(groups[-1]) + 1) <= budget:
             groups[-1].append(segment)
         else:
             groups.append([segment])
     return [_pack(group, device) for group in groups]
+
+
+def _signature(segment: _Segment) -> str:
+    """What must agree for two rollouts' terms to lie in one tensor: kinds, scalars, widths and heads."""
+
+    def shape(value: Any) -> str:
+        if isinstance(value, Hidden):
+            return f"head {value.head}"
+        if isinstance(value, TopK):
+            return f"top {value.ids.shape[1]}"
+        return f"array {value.shape[1:]}" if isinstance(value, np.ndarray) else repr(value)
+
+    terms = segment.terms
+    return repr([(term.kind, sorted((name, shape(value)) for name, value in term.inputs.items())) for term in terms])
 
 
 def _length(segment: _Segment) -> int:
@@ -114,34 +129,22 @@ def _pack(group: Sequence[_Segment], device: torch.device) -> MicroBatch:
         to(rows, torch.int64),
         to(token_ids, torch.int64),
         to(sampler_logps, torch.float32),
-        tuple(_pack_term(index, group, device) for index in range(max(len(s.terms) for s in group))),
+        tuple(_pack_term(index, group, device) for index in range(len(group[0].terms))),
     )
     live = torch.stack([term.scale != 0 for term in batch.terms]).any(0).nonzero()[:, 0]
     return batch if len(live) == len(batch.rows) else select_rows(batch, live)
 
 
 def _pack_term(index: int, group: Sequence[_Segment], device: torch.device) -> PackedTerm:
-    """The terms at one place of the rollouts' lists, side by side. A rollout without it gets zeros and scale 0."""
-    pattern = next(segment.terms[index] for segment in group if index < len(segment.terms))
+    """The terms at one place of the rollouts' lists, side by side."""
     scales, parts = [], []
     for segment in group:
-        term = segment.terms[index] if index < len(segment.terms) else None
-        n = segment.tokens.stop - segment.tokens.start
-        if term is None:
-            scales.append(np.zeros(n, np.float32))
-            parts.append(None)
-            continue
-        if term.kind != pattern.kind:
-            raise ValueError(f"term {index} is {term.kind!r} on one rollout and {pattern.kind!r} on another")
+        term = segment.terms[index]
         weight = term.mask if term.weight is None else term.mask * term.weight
         scales.append(weight[segment.tokens].astype(np.float32) * np.float32(term.coef / segment.divisor))
         parts.append({name: _slice(value, segment) for name, value in term.inputs.items()})
-    sizes = [len(scale) for scale in scales]
-    inputs = {
-        name: _join([None if part is None else part[name] for part in parts], sizes, device) if value is not None else None
-        for name, value in pattern.inputs.items()
-    }
-    return PackedTerm(pattern.kind, torch.from_numpy(np.concatenate(scales)).to(device), inputs)
+    inputs = {name: _join([part[name] for part in parts], device) for name in parts[0]}
+    return PackedTerm(group[0].terms[index].kind, torch.from_numpy(np.concatenate(scales)).to(device), inputs)
 
 
 def _slice(value: Any, segment: _Segment) -> Any:
@@ -151,31 +154,16 @@ def _slice(value: Any, segment: _Segment) -> Any:
     return _each(value, lambda array: array[segment.tokens])
 
 
-def _join(values: Sequence[Any], sizes: Sequence[int], device: torch.device) -> Any:
-    """One input of all turns, [N, ...]; scalars must agree."""
-    pattern = next(value for value in values if value is not None)
-    if isinstance(pattern, Hidden):
-        (state,) = pattern.states
-        blank = [state.new_zeros(size, state.shape[1]) for size in sizes]
-        return Hidden(
-            (torch.cat([z if v is None else v.states[0] for v, z in zip(values, blank)]).to(device),), pattern.head
-        )
-    if isinstance(pattern, TopK):
-        width = max(v.ids.shape[1] for v in values if v is not None)
-        parts = [_blank_topk(n, width) if v is None else v for v, n in zip(values, sizes)]
-        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "logps", "tail")]
+def _join(values: Sequence[Any], device: torch.device) -> Any:
+    """One input of all turns, [N, ...]; equal scalars stay what they are."""
+    first = values[0]
+    if isinstance(first, Hidden):
+        return Hidden((torch.cat([value.states[0] for value in values]).to(device),), first.head)
+    if isinstance(first, TopK):
+        arrays = [np.concatenate([getattr(value, name) for value in values]) for name in ("ids", "logps", "tail")]
         ids, logps, tail = (torch.from_numpy(array).to(device) for array in arrays)
         return TopK(ids.long(), logps, tail)  # type: ignore[arg-type]
-    if isinstance(pattern, np.ndarray):
-        blank = [np.zeros((size, *pattern.shape[1:]), pattern.dtype) for size in sizes]
-        return torch.from_numpy(np.concatenate([z if v is None else v for v, z in zip(values, blank)])).to(device)
-    if any(value is not None and value != pattern for value in values):
-        raise ValueError(f"a scalar input of a term differs between rollouts: {pattern!r}")
-    return pattern
-
-
-def _blank_topk(size: int, width: int) -> TopK:
-    return TopK(np.full((size, width), -1, np.int32), np.zeros((size, width), np.float32), np.ones(size, np.float32))
+    return torch.from_numpy(np.concatenate(values)).to(device) if isinstance(first, np.ndarray) else first
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -64,8 +64,12 @@ class Learner:
             torch.optim.AdamW(trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay),
         )
         updates = num_steps * objective.updates_per_batch
+        constant = optimizer.schedule == "constant"
         self.scheduler = get_scheduler(
-            optimizer.schedule, self.optimizer.optimizer, math.ceil(optimizer.warmup_ratio * updates), updates
+            "constant_with_warmup" if constant else optimizer.schedule,
+            self.optimizer.optimizer,
+            math.ceil(optimizer.warmup_ratio * updates),
+            updates,
         )
         self.nonfinite_in_a_row = 0
 
@@ -97,9 +101,9 @@ class Learner:
         batches = micro_batches(
             taught, self.config.micro_batch_tokens, "token_mean", tokens, rollouts, self.accelerator.device
         )
-        merged = RowSums()
+        merged, bare = RowSums(), self.accelerator.unwrap_model(self.loss)  # processes may have unequal numbers of these
         for batch in batches:
-            merged.merge(self.loss(batch, self.spec)[1])
+            merged.merge(bare(batch, self.spec)[1])
         return RowSums.means(gather_object([merged]))
 
     def _parts(self, taught: Sequence[Taught]) -> Iterator[tuple[int, list[MicroBatch]]]:

@@ -76,6 +76,13 @@ def test_normalisers(taught, budget):
         assert own == pytest.approx([1 / (4 * rollout.num_tokens)] * rollout.num_tokens)
 
 
+def test_a_sequence_counts_its_trainable_tokens_alone(taught, random_rollout):
+    reused = random_rollout(5, (3, 6), num_reused=4)
+    scale = by_token(pack([*taught, (reused, [term(reused)])], 40, "sequence_mean"), lambda b: b.terms[0].scale)
+    assert [scale[500 + i] for i in (4, 5)] == pytest.approx([1 / (5 * 2)] * 2)
+    assert sum(scale.values()) == pytest.approx(1.0)
+
+
 def test_weights_do_not_count_in_the_normaliser_and_masks_do(random_rollout):
     rollout = random_rollout(0, (3, 4))
     mask, weight = np.array([True, True, False, True]), np.array([1.0, 0.5, 1.0, 0.0], np.float32)
@@ -137,29 +144,25 @@ def test_targets_are_cut_to_their_turns(random_rollout):
     assert part.terms[0].inputs["self_coef"] == 1.0
 
 
-def test_a_rollout_may_lack_a_term(random_rollout):
-    one, two = random_rollout(0, (3, 2)), random_rollout(1, (4, 3))
-    target = TopK(np.ones((3, 2), np.int32), -np.ones((3, 2), np.float32), np.zeros(3, np.float32))
-    further = [
-        term(two, inputs={"target": target}),
-        term(two, inputs={"target": Hidden((torch.ones(3, 4),), "t")}),
-        term(two, inputs={"reward": np.ones(3, np.float32), "by": 2.0}),
-    ]
-    (batch,) = pack([(one, [term(one)]), (two, [term(two), *further])])
-    for packed in batch.terms[1:]:
-        assert packed.scale.tolist() == [pytest.approx(0.2)] * 3 + [0.0] * 2
-    assert batch.terms[1].inputs["target"].ids[3:].tolist() == [[-1, -1]] * 2
-    assert batch.terms[2].inputs["target"].states[0].shape == (5, 4)
-    assert batch.terms[3].inputs["reward"].tolist() == [1, 1, 1, 0, 0]
-    assert batch.terms[3].inputs["by"] == 2.0
-
-
-def test_scalars_and_kinds_must_agree(random_rollout):
-    one, two = random_rollout(0, (3, 2)), random_rollout(1, (4, 3))
-    with pytest.raises(ValueError, match="differs between rollouts"):
-        pack([(one, [term(one, inputs={"by": 1.0})]), (two, [term(two, inputs={"by": 2.0})])])
-    with pytest.raises(ValueError, match="term 0 is 'policy_gradient' on one rollout and 'divergence'"):
-        pack([(one, [term(one)]), (two, [term(two, kind="divergence")])])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"kind": "policy_gradient", "inputs": {"reward": np.ones(3, np.float32), "by": 2.0}},
+        {"kind": "divergence", "inputs": {"reward": np.ones(3, np.float32), "by": 1.0}},
+        {"kind": "policy_gradient", "inputs": {"by": 1.0, "target": Hidden((torch.ones(3, 4),), "one")}},
+        {"kind": "policy_gradient", "inputs": {"by": 1.0, "target": Hidden((torch.ones(3, 4),), "two")}},
+    ],
+    ids=["another scalar", "another kind", "a head", "another head"],
+)
+def test_rollouts_with_other_terms_get_micro_batches_of_their_own(random_rollout, other):
+    one, two, three = random_rollout(0, (3, 3)), random_rollout(1, (4, 3)), random_rollout(2, (5, 3))
+    plain = {"reward": np.ones(3, np.float32), "by": 1.0}
+    taught = [(one, [term(one, inputs=plain)]), (two, [term(two, **other)]), (three, [term(three, inputs=plain)])]
+    sizes = sorted(len(batch.input_ids) for batch in pack(taught))
+    assert sizes == [1, 2]
+    assert sum(float(batch.terms[0].scale.sum()) for batch in pack(taught)) == pytest.approx(1.0)
+    further = [(one, [term(one, inputs=plain)]), (three, [term(three, inputs=plain)] * 2)]
+    assert sorted(len(batch.terms) for batch in pack(further)) == [1, 2]
 
 
 def test_a_batch_without_rows():
