@@ -11,17 +11,17 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from opd.data import DatasetConfig, check_path
 from opd.errors import UserError
 from opd.eval.config import EvalConfig
-from opd.locate import check_location
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
-from opd.recipes import find_recipe, read_recipe
+from opd.recipes import find_recipe, overlay, read_recipe
 from opd.registry import PROMPT_SOURCES, TERM_MAKERS
 from opd.spelling import nearest
 from opd.students.config import SamplerConfig, SamplingConfig, StudentConfig
 from opd.teachers.config import TeacherConfig
+from opd.validation import check
 
 
 @dataclass(frozen=True)
@@ -99,17 +99,22 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         key, equals, _ = override.partition("=")
         if not equals or not key:
             raise UserError(f"override {override!r}: write it as key.sub=value")
-    return build_config(_merge(raw, OmegaConf.from_dotlist(list(overrides))))
+    try:
+        above = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise UserError(f"overrides: {' '.join(str(error).split())}") from None
+    assert isinstance(above, dict)
+    return build_config(overlay(raw, above))
 
 
 def build_config(raw: Mapping[str, Any]) -> RunConfig:
     """A checked `RunConfig` from a plain mapping. Raises `UserError` as `load_config` does."""
     config = _typed(RunConfig, raw, "")
     prompts = {key: value for key, value in config.prompts.items() if key != "type"}
-    source = PROMPT_SOURCES.load(config.prompts.get("type", "dataset"), "prompts.type")
+    source = PROMPT_SOURCES.load(str(config.prompts.get("type", "dataset")), "prompts.type")
     config = dataclasses.replace(
         config,
-        prompts={"type": config.prompts.get("type", "dataset"), "config": _typed(source.Config, prompts, "prompts")},
+        prompts={"type": str(config.prompts.get("type", "dataset")), "config": _typed(source.Config, prompts, "prompts")},
         terms=_plugins(TERM_MAKERS, config.terms, "terms"),
     )
     check(config)
@@ -128,63 +133,10 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_mapping(config)))
 
 
-def check(config: RunConfig) -> None:
-    """Refuses what cannot work, with the reason. Raises `UserError`."""
-    for key, value in {
-        "steps": config.steps,
-        "batch.prompts": config.batch.prompts,
-        "batch.rollouts_per_prompt": config.batch.rollouts_per_prompt,
-        "sampling.max_new_tokens": config.sampling.max_new_tokens,
-        "sampler.max_rows": config.sampler.max_rows,
-        "sampler.chunk_tokens": config.sampler.chunk_tokens,
-        "objective.updates_per_batch": config.objective.updates_per_batch,
-        "objective.micro_batch_tokens": config.objective.micro_batch_tokens,
-        "objective.max_logits_mib": config.objective.max_logits_mib,
-        "checkpoint.keep": config.checkpoint.keep,
-        "eval.samples": config.eval.samples,
-    }.items():
-        if value < 1:
-            raise UserError(f"{key} is {value}: it must be at least 1")
-    if not 0.0 < config.sampling.top_p <= 1.0:
-        raise UserError(f"sampling.top_p is {config.sampling.top_p}: it must be above 0 and at most 1")
-    if config.sampling.temperature < 0.0 or config.sampling.top_k < 0:
-        raise UserError("sampling.temperature and sampling.top_k must not be negative")
-    if config.loss_temperature <= 0.0:
-        raise UserError(
-            f"objective.temperature is {config.loss_temperature}: the loss needs one above 0; set it when sampling is greedy"
-        )
-    if config.objective.updates_per_batch > config.batch.prompts * config.batch.rollouts_per_prompt:
-        raise UserError("objective.updates_per_batch is larger than the number of rollouts in a batch")
-    if config.eval.samples > 1 and config.eval.temperature == 0.0:
-        raise UserError("eval.samples above 1 repeats the same greedy completion: set eval.temperature")
-    if not config.teachers:
-        raise UserError("teachers: name at least one, as in teachers.default.model=FOLDER")
-    if not config.terms:
-        raise UserError(f"terms: name at least one of {', '.join(TERM_MAKERS.names())}")
-    for name, term in config.terms.items():
-        TERM_MAKERS.load(name, "terms").check(term, config)
-
-
-def check_files(config: RunConfig) -> None:
-    """Refuses models and files that do not exist, without loading any. Raises `UserError` naming the field."""
-    check_location(config.student.model, "student.model")
-    for name, teacher in config.teachers.items():
-        check_location(teacher.model, f"teachers.{name}.model")
-    for key, source in {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}.items():
-        if isinstance(source, DatasetConfig):
-            check_path(source.path, key)
-
-
 def _plugins(registry: Any, sections: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Each named section as the Config of its plug-in; a section set to null is left out."""
     chosen = {name: section for name, section in sections.items() if section is not None}
     return {name: _typed(registry.load(name, key).Config, section, f"{key}.{name}") for name, section in chosen.items()}
-
-
-def _merge(raw: Mapping[str, Any], extra: Any) -> dict[str, Any]:
-    merged = OmegaConf.to_container(OmegaConf.merge(OmegaConf.create(dict(raw)), extra))
-    assert isinstance(merged, dict)
-    return {str(key): value for key, value in merged.items()}
 
 
 def _typed(kind: type, raw: Any, key: str) -> Any:
@@ -198,8 +150,20 @@ def _typed(kind: type, raw: Any, key: str) -> Any:
             raise UserError(f"{dot}{missing[0]} is missing: set it in the recipe or as {dot}{missing[0]}=VALUE")
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"{dot}{error.full_key or ''}: {reason}".replace(".:", ":")) from None
+        reason = str(error).strip().splitlines()[0].replace("Value '$VALUE' of type '$VALUE_TYPE'", "a value")
+        raise UserError(f"{dot}{error.full_key or _guilty(kind, raw)}: {reason}") from None
+
+
+def _guilty(kind: type, raw: Mapping[str, Any]) -> str:
+    """Which of the values is refused, for errors that do not say it."""
+    for name, value in raw.items():
+        try:
+            OmegaConf.merge(OmegaConf.structured(kind), OmegaConf.create({name: value}))
+        except OmegaConfBaseException:
+            part = get_type_hints(kind)[name]
+            deeper = dataclasses.is_dataclass(part) and isinstance(value, Mapping)
+            return f"{name}.{_guilty(part, value)}" if deeper else str(name)  # type: ignore[arg-type]
+    return ""
 
 
 def _refuse_unknown(kind: type, raw: Any, key: str) -> None:
@@ -210,10 +174,11 @@ def _refuse_unknown(kind: type, raw: Any, key: str) -> None:
         path = f"{key}.{name}" if key else str(name)
         if name not in hints:
             raise UserError(f"unknown key {path!r}{nearest(str(name), hints)}")
-        for part in (hints[name], *get_args(hints[name])):
-            if dataclasses.is_dataclass(part) and isinstance(value, Mapping):
-                if get_origin(hints[name]) is dict:
-                    for entry, section in value.items():
-                        _refuse_unknown(part, section, f"{path}.{entry}")  # type: ignore[arg-type]
-                else:
-                    _refuse_unknown(part, value, path)  # type: ignore[arg-type]
+        parts = [part for part in (hints[name], *get_args(hints[name])) if dataclasses.is_dataclass(part)]
+        if get_origin(hints[name]) is dict:
+            if not isinstance(value, Mapping):
+                raise UserError(f"{path}: expected a mapping of names to values, found {value!r}")
+            for entry, section in value.items() if parts else ():
+                _refuse_unknown(parts[0], section, f"{path}.{entry}")  # type: ignore[arg-type]
+        elif parts and value is not None:
+            _refuse_unknown(parts[0], value, path)  # type: ignore[arg-type]

@@ -59,6 +59,7 @@ def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
     Raises `UserError` naming the file, and the line where one is broken, when it is missing or empty, or lacks a column.
     """
     columns = config.columns
+    _check(config, key)
     prompts: list[Prompt] = []
     for where, row in _rows(config, key):
         if columns.prompt not in row:
@@ -72,6 +73,15 @@ def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
     return prompts
 
 
+def _check(config: DatasetConfig, key: str) -> None:
+    if "{prompt}" not in config.template:
+        raise UserError(f"{key}.template: it must contain {{prompt}}, where the problem goes")
+    if config.plain and (config.system or config.chat_template_kwargs):
+        raise UserError(f"{key}.plain: without a chat template, system and chat_template_kwargs have no effect")
+    if config.limit is not None and config.limit < 1:
+        raise UserError(f"{key}.limit is {config.limit}: it must be at least 1")
+
+
 def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str) -> Prompt:
     columns = config.columns
     problem, answer = row[columns.prompt], row.get(columns.answer)
@@ -82,17 +92,22 @@ def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str)
         text = problem if config.plain else None
         messages = () if config.plain else (*messages, {"role": "user", "content": problem})
     elif isinstance(problem, list) and problem and all(isinstance(m, Mapping) and "role" in m for m in problem):
+        if config.plain or config.template != "{prompt}":
+            raise UserError(f"{key}.template: {where} holds chat messages, which plain and template do not apply to")
         messages = (*messages, *problem)
     else:
         raise UserError(f"{key}.columns.prompt: {where} needs non-empty text or a list of messages in {columns.prompt!r}")
+    tools = row.get(columns.tools) or []
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise UserError(f"{key}.columns.tools: {where} needs a list of JSON schemas in {columns.tools!r}")
     known = {columns.prompt, columns.answer, columns.domain, columns.tools, "id"}
     return Prompt(
-        id=str(row.get("id", where)),
+        id=str(row["id"]) if row.get("id") is not None else where,
         messages=messages,
         text=text,
         answer=tuple(map(str, answer)) if isinstance(answer, list) else None if answer is None else str(answer),
         domain=str(row.get(columns.domain) or "default"),
-        tools=tuple(row.get(columns.tools) or ()),
+        tools=tuple(tools),
         chat_template_kwargs=config.chat_template_kwargs,
         meta={name: value for name, value in row.items() if name not in known},
     )
@@ -129,7 +144,9 @@ def _rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[str, A
         try:
             rows = load_dataset(formats[path.suffix], data_files=str(path), split="train")
         except Exception as error:  # whatever the format's reader raises, the user sees which file it was
-            raise UserError(f"{key}.path: {path} cannot be read: {' '.join(str(error).split())}") from None
+            raise UserError(
+                f"{key}.path: {path} cannot be read: {' '.join(str(error.__cause__ or error).split())}"
+            ) from None
         for number, row in enumerate(rows, start=1):
             yield f"row {number}", row  # type: ignore[misc]
 

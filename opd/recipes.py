@@ -1,7 +1,7 @@
 """Finding, reading and copying recipes: the shipped YAML files and those of the user."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,23 @@ def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise UserError(f"{path}: a recipe is a mapping of names to values")
     parents = raw.pop("defaults", None) or []
-    merged: Any = OmegaConf.create({})
+    if not isinstance(parents, str | list) or not all(isinstance(parent, str) for parent in parents):
+        raise UserError(f"{path}: defaults: expected the name of a recipe or a list of names, found {parents!r}")
+    merged: dict[str, Any] = {}
     for parent in [parents] if isinstance(parents, str) else parents:
         beside = path.parent / f"{parent}.yaml"
-        merged = OmegaConf.merge(merged, read_recipe(beside if beside.is_file() else find_recipe(parent), (*seen, path)))
-    result = OmegaConf.to_container(OmegaConf.merge(merged, raw))
-    assert isinstance(result, dict)
-    return {str(key): value for key, value in result.items()}
+        merged = overlay(merged, read_recipe(beside if beside.is_file() else find_recipe(parent), (*seen, path)))
+    return overlay(merged, raw)
+
+
+def overlay(base: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[str, Any]:
+    """`base` with the values of `above`; mappings are merged, anything else is replaced."""
+    merged = {str(name): value for name, value in base.items()}
+    for name, value in above.items():
+        below = merged.get(str(name))
+        both = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[str(name)] = overlay(below, value) if both else value  # type: ignore[arg-type]
+    return merged
 
 
 def copy_recipe(recipe: str, destination: Path) -> Path:

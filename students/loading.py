@@ -1,5 +1,6 @@
 """The student: a Hugging Face model, with or without low-rank adapters."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -30,7 +31,9 @@ def load_student(config: StudentConfig, checkpoint: Path | None = None) -> nn.Mo
         enable({"use_reentrant": False})
     if config.lora is None:
         return model
-    return _with_adapters(model, config.lora, checkpoint)
+    with warnings.catch_warnings():  # peft still asks transformers for a property that it renamed
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        return _with_adapters(model, config.lora, checkpoint)
 
 
 def _with_adapters(model: nn.Module, config: LoraConfig, checkpoint: Path | None) -> nn.Module:

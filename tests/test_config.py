@@ -31,10 +31,23 @@ def recipe(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", [name for name, _ in shipped_recipes()])
-def test_shipped_recipes_load(name):
-    config = load_config(name)
+def left_open(raw: dict, key: str = "") -> list[str]:
+    """The dotted keys whose value the user must give."""
+    keys = [f"{key}{name}" for name, value in raw.items() if value == "???"]
+    for name, value in raw.items():
+        keys += left_open(value, f"{key}{name}.") if isinstance(value, dict) else []
+    return keys
+
+
+@pytest.mark.parametrize(("name", "description"), list(shipped_recipes()))
+def test_shipped_recipes_load(name, description):
+    given = left_open(read_recipe(find_recipe(name)))
+    config = load_config(name, [f"{key}=some/name" for key in given])
     assert build_config(to_mapping(config)) == config
+    for key in given:
+        assert key in description
+        with pytest.raises(UserError, match=rf"^{key} is missing: set it in the recipe or as {key}=VALUE$"):
+            load_config(name, [f"{other}=some/name" for other in given if other != key])
 
 
 def test_shipped_recipes_are_described():
@@ -80,11 +93,18 @@ def test_unknown_keys_name_the_nearest(recipe, override, key, hint):
         ("seed=null", "seed: Incompatible value 'None'"),
         ("teachers.default=3", "teachers.default: expected a mapping of names to values, found 3"),
         ("terms.reverse_kl=5", "terms.reverse_kl: expected a mapping of names to values, found 5"),
-        ("teachers=3", "teachers: Cannot assign int"),
+        ("teachers=3", "teachers: expected a mapping of names to values, found 3"),
         ("eval.prompts.split=test", "eval.prompts.path is missing: set it in the recipe or as eval.prompts.path=VALUE"),
+        ("terms=[]", "terms: expected a mapping of names to values, found []"),
+        ("prompts=[1]", "prompts: expected a mapping of names to values, found [1]"),
+        ("student=[1]", "student: expected a mapping of names to values, found [1]"),
+        ("optimizer.betas=[0.9,a]", "optimizer.betas: a value could not be converted to Float"),
+        ("optimizer.lr=.nan", "optimizer.lr is nan"),
+        ("seed=-1", "seed is -1"),
+        ("student.dtype=bfloat16", "student.dtype: bfloat16 weights need"),
         ("steps=0", "steps is 0: it must be at least 1"),
         ("sampling.top_p=0", "sampling.top_p is 0.0: it must be above 0 and at most 1"),
-        ("sampling.temperature=-1", "must not be negative"),
+        ("sampling.temperature=-1", "sampling.temperature is -1.0: it must be 0 or more"),
         ("sampling.temperature=0", "objective.temperature is 0.0: the loss needs one above 0"),
         ("objective.updates_per_batch=65", "larger than the number of rollouts in a batch"),
         ("eval.samples=2", "set eval.temperature"),

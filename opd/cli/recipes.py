@@ -38,7 +38,8 @@ def copy(recipe: Recipe, destination: Annotated[Path, typer.Argument(help="A fil
 
 def validate(recipe: Recipe, overrides: Overrides = None) -> None:
     """Check a recipe: keys, types, combinations, and that the files it names exist."""
-    from opd.config import check_files, load_config
+    from opd.config import load_config
+    from opd.validation import check_files
 
     check_files(load_config(recipe, overrides or []))
     print(f"{recipe}: ok")
@@ -63,7 +64,8 @@ def config(
 
 def doctor(recipe: Recipe, overrides: Overrides = None) -> None:
     """Look for what would make numbers silently wrong. Loads tokenizers and templates, never weights."""
-    from opd.config import check_files, load_config
+    from opd.config import load_config
+    from opd.validation import check_files
 
     loaded = load_config(recipe, overrides or [])
     check_files(loaded)

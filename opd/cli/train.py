@@ -29,7 +29,8 @@ def train(
     processes: Annotated[int, typer.Option(min=1, help="Training processes on this machine.")] = 1,
 ) -> None:
     """Distil a student as a recipe says."""
-    from opd.config import check_files, load_config
+    from opd.config import load_config
+    from opd.validation import check_files
 
     if resume and overwrite:
         raise UserError("--resume and --overwrite exclude each other")

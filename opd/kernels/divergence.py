@@ -34,7 +34,7 @@ def full_divergence_(
     c, vocab = student.shape
     out = torch.empty(c, device=student.device)
     scratch = Scratch(3, c, vocab, student.device)
-    block = {"reverse_kl": _reverse_kl, "forward_kl": _forward_kl}.get(kind) or _jsd(beta)
+    block = {"reverse_kl": _reverse_kl, "forward_kl": _forward_kl, "jsd": _jsd(beta)}[kind]
     for rows in row_blocks(c, vocab, student.device):
         x, y, e = scratch(rows)
         for scaled, logits, scale in ((x, student, student_scale), (y, teacher, teacher_scale)):

@@ -119,8 +119,11 @@ class Learner:
             yield tokens, batches + [empty_batch(self.accelerator.device)] * (most - len(batches))
 
     def _logps(self, batch: MicroBatch) -> Tensor:
+        self.loss.eval()  # dropout would add noise to the ratio
         with torch.no_grad():
-            return self.loss(batch, self.spec, logps_only=True)
+            logps = self.loss(batch, self.spec, logps_only=True)
+        self.loss.train()
+        return logps
 
     def _step(self, tokens: int, batches: Sequence[MicroBatch]) -> Metrics:
         """Forward, backward and update of one part."""

@@ -83,6 +83,8 @@ class ReverseKL:
                 raise UserError(f"terms.reverse_kl.k is {config.k}: it must be at least 1")
             if config.k == 1 and config.tail == "renormalise" and config.source != "union":
                 raise UserError("terms.reverse_kl.k: one renormalised token has divergence 0 everywhere; take k >= 2")
+        if config.importance_cap <= 0 or (config.advantage_clip is not None and config.advantage_clip <= 0):
+            raise UserError("terms.reverse_kl: advantage_clip and importance_cap must be positive")
         if not 0.0 < config.beta < 1.0:
             raise UserError(f"terms.reverse_kl.beta is {config.beta}: it must lie between 0 and 1")
 

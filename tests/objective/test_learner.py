@@ -290,7 +290,19 @@ def test_the_schedule(make, taught):
     learner = make({**STEP, "schedule": "linear", "warmup_ratio": 0.1})
     rates = [learner.update(taught("full"))["lr"] for _ in range(4)]
     assert rates == pytest.approx([0.0, 0.25, 0.5, 0.5 * 17 / 18])
+    constant = make({**STEP, "warmup_ratio": 0.1}, fresh=True)
+    assert [constant.update(taught("full"))["lr"] for _ in range(4)] == pytest.approx([0.0, 0.25, 0.5, 0.5])
     resumed = make({**STEP, "schedule": "linear", "warmup_ratio": 0.1}, fresh=True)
     resumed.load_state_dict(learner.state_dict())
     assert resumed.optimizer.param_groups[0]["lr"] == pytest.approx(0.5 * 16 / 18)
     assert resumed.update(taught("full"))["lr"] == pytest.approx(0.5 * 16 / 18)
+
+
+def test_low_precision_keeps_master_weights(make, taught):
+    exact, low = make(fresh=True), make(fresh=True, precision="bfloat16")
+    figures = [learner.update(taught("full", "sampled")) for learner in (exact, low)]
+    assert figures[0] != figures[1]
+    assert figures[1]["reverse_kl"] == pytest.approx(figures[0]["reverse_kl"], rel=0.05)
+    assert {p.dtype for p in low.student.parameters()} == {torch.float32}
+    for ours, theirs in zip(weights(low).values(), weights(exact).values()):
+        assert torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.99

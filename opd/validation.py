@@ -1,0 +1,94 @@
+"""What a recipe as a whole must satisfy, beyond names and types."""
+
+import math
+from typing import TYPE_CHECKING
+
+from opd.data import DatasetConfig, check_path
+from opd.errors import UserError
+from opd.locate import check_location
+from opd.registry import TERM_MAKERS
+
+if TYPE_CHECKING:
+    from opd.config import RunConfig
+
+
+def check(config: "RunConfig") -> None:
+    """Refuses values out of range and combinations that cannot work, with the reason. Raises `UserError`."""
+    _check_ranges(config)
+    if config.loss_temperature <= 0.0:
+        raise UserError(
+            f"objective.temperature is {config.loss_temperature}: the loss needs one above 0; set it when sampling is greedy"
+        )
+    if config.student.dtype == "bfloat16" and config.objective.precision == "float32":
+        raise UserError("student.dtype: bfloat16 weights need objective.precision=bfloat16")
+    if config.objective.updates_per_batch > config.batch.prompts * config.batch.rollouts_per_prompt:
+        raise UserError("objective.updates_per_batch is larger than the number of rollouts in a batch")
+    if config.eval.samples > 1 and config.eval.temperature == 0.0:
+        raise UserError("eval.samples above 1 repeats the same greedy completion: set eval.temperature")
+    if not config.teachers:
+        raise UserError("teachers: name at least one, as in teachers.default.model=FOLDER")
+    if not config.terms:
+        raise UserError(f"terms: name at least one of {', '.join(TERM_MAKERS.names())}")
+    for name, term in config.terms.items():
+        TERM_MAKERS.load(name, "terms").check(term, config)
+
+
+def check_files(config: "RunConfig") -> None:
+    """Refuses models and files that do not exist, without loading any. Raises `UserError` naming the field."""
+    check_location(config.student.model, "student.model")
+    for name, teacher in config.teachers.items():
+        check_location(teacher.model, f"teachers.{name}.model")
+    for key, source in {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}.items():
+        if isinstance(source, DatasetConfig):
+            check_path(source.path, key)
+
+
+def _check_ranges(config: "RunConfig") -> None:
+    at_least_1 = {
+        "steps": config.steps,
+        "batch.prompts": config.batch.prompts,
+        "batch.rollouts_per_prompt": config.batch.rollouts_per_prompt,
+        "sampling.max_new_tokens": config.sampling.max_new_tokens,
+        "sampling.max_context": config.sampling.max_context,
+        "sampler.max_rows": config.sampler.max_rows,
+        "sampler.chunk_tokens": config.sampler.chunk_tokens,
+        "objective.updates_per_batch": config.objective.updates_per_batch,
+        "objective.micro_batch_tokens": config.objective.micro_batch_tokens,
+        "objective.max_logits_mib": config.objective.max_logits_mib,
+        "objective.max_nonfinite_steps": config.objective.max_nonfinite_steps,
+        "checkpoint.keep": config.checkpoint.keep,
+        "eval.samples": config.eval.samples,
+        "eval.max_new_tokens": config.eval.max_new_tokens,
+        "student.lora.r": config.student.lora.r if config.student.lora else None,
+    }
+    not_negative = {
+        "seed": config.seed,
+        "sampling.temperature": config.sampling.temperature,
+        "sampling.top_k": config.sampling.top_k,
+        "eval.temperature": config.eval.temperature,
+        "eval.every": config.eval.every,
+        "eval.kl_prompts": config.eval.kl_prompts,
+        "checkpoint.every": config.checkpoint.every,
+        "trackers.rollouts_every": config.trackers.rollouts_every,
+        "optimizer.lr": config.optimizer.lr,
+        "optimizer.weight_decay": config.optimizer.weight_decay,
+        "optimizer.max_grad_norm": config.optimizer.max_grad_norm,
+        "optimizer.warmup_ratio": config.optimizer.warmup_ratio,
+    }
+    shares = {"sampling.top_p": config.sampling.top_p, "eval.top_p": config.eval.top_p}
+    for key, value in at_least_1.items():
+        if value is not None and not value >= 1:
+            raise UserError(f"{key} is {value}: it must be at least 1")
+    for key, value in not_negative.items():
+        if not 0 <= value < math.inf:
+            raise UserError(f"{key} is {value}: it must be 0 or more")
+    for key, value in shares.items():
+        if not 0 < value <= 1:
+            raise UserError(f"{key} is {value}: it must be above 0 and at most 1")
+    if config.optimizer.warmup_ratio > 1:
+        raise UserError(
+            f"optimizer.warmup_ratio is {config.optimizer.warmup_ratio}: it is a share of the updates, at most 1"
+        )
+    for name, teacher in config.teachers.items():
+        if not (teacher.logp_floor < 0 and teacher.max_batch_tokens >= 1):
+            raise UserError(f"teachers.{name}: logp_floor must be negative and max_batch_tokens at least 1")

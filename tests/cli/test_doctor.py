@@ -1,0 +1,88 @@
+"""`opd doctor` finds what would make numbers silently wrong."""
+
+import json
+
+import pytest
+from transformers import AutoTokenizer
+
+from opd.config import build_config
+from opd.doctor import examine
+
+
+@pytest.fixture
+def recipe(model_folder, tmp_path):
+    """`recipe(teacher, **sections)`: a checked recipe on micro models."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in ("abc", "de")))
+
+    def build(teacher=None, **sections):
+        models = {
+            "student": {"model": str(model_folder(0))},
+            "teachers": {"default": {"model": str(teacher or model_folder(1))}},
+        }
+        common = {"prompts": {"path": str(tmp_path / "prompts.jsonl")}, "terms": {"reverse_kl": {}}}
+        return build_config({**common, "sampling": {"max_new_tokens": 8}, **models, **sections})
+
+    return build
+
+
+def by_subject(findings):
+    return {finding.subject.replace("teachers.default.model ", ""): finding for finding in findings}
+
+
+def test_a_sound_recipe(recipe):
+    findings = examine(recipe())
+    assert {finding.level for finding in findings} == {"ok"}
+    text = " ".join(f"{finding.subject}: {finding.text}" for finding in findings)
+    assert "<bos><user>" in text  # the rendered prompt
+    assert "1 at the start" in text  # BOS
+    assert "rows of padding" in text
+    assert "GiB" in text
+
+
+def test_temperature_and_truncation(recipe):
+    found = by_subject(examine(recipe(objective={"temperature": 0.5})))
+    assert found["temperature"].level == "warn"
+    found = by_subject(examine(recipe(sampling={"max_new_tokens": 8, "top_p": 0.9})))
+    assert found["temperature"].level == "warn"
+
+
+def test_contexts(recipe, model_folder):
+    found = by_subject(examine(recipe(model_folder(1, max_position_embeddings=64))))
+    assert found["context"].level == "error"
+    assert found["context"].fix == "set sampling.max_context=64"
+    found = by_subject(examine(recipe(sampling={"max_new_tokens": 600})))
+    assert found["prompt lengths"].level == "warn"
+
+
+@pytest.fixture
+def teacher(model_folder, tmp_path):
+    """`teacher(change)`: a teacher's folder whose tokenizer `change` altered."""
+
+    def build(change):
+        folder = model_folder(1)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        change(tokenizer)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return build
+
+
+def test_templates_and_bos(recipe, teacher):
+    def other_template(tokenizer):
+        tokenizer.chat_template = tokenizer.chat_template.replace("{{ bos_token }}", "")
+
+    found = by_subject(examine(recipe(teacher(other_template))))
+    assert found["template"].level == "warn"
+    twice = {"plain": False, "template": "<bos>{prompt}"}
+    config = recipe(prompts={"path": recipe().prompts["config"].path, **twice})
+    assert by_subject(examine(config))["BOS in the prompt"].level == "ok"  # not at the start: the template's own comes first
+
+
+def test_vocabularies_and_eos(recipe, teacher):
+    def longer(tokenizer):
+        tokenizer.add_tokens(["<think>"])
+
+    found = by_subject(examine(recipe(teacher(longer))))
+    assert found["token -> id maps"].level == "warn"
+    assert "<think>" in found["token -> id maps"].fix
