@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from opd.alignment.vocabulary import shared_vocabulary
@@ -62,12 +63,8 @@ def make_accelerator() -> Accelerator:
 
 def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None) -> Parts:
     """Loads prompts first (cheap mistakes show early), then tokenizers, then models. Raises `UserError`."""
-    source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")
-    prompts = source(config.prompts["config"], config.seed)
-    heldout = load_prompts(config.eval.prompts, "eval.prompts") if config.eval.prompts else []
-    grader = Grader(config.eval.time_limit_s, verifier=config.eval.reward) if heldout else None
-    if heldout and config.eval.reward is None and any(prompt.answer is None for prompt in heldout):
-        raise UserError("eval.prompts.columns.answer: a held-out problem has no answer; name the column, or set eval.reward")
+    prompts = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
+    heldout, grader = _heldout(config)
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
 
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
@@ -79,16 +76,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
     vocab = min(vocab, output_head(student).weight.shape[0])
-    dtype = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
-    sampler = HFSampler(
-        student,
-        vocab,
-        ends,
-        max_rows=config.sampler.max_rows,
-        chunk_tokens=config.sampler.chunk_tokens,
-        dtype=getattr(torch, dtype),
-        clock=clock,
-    )
+    sampler = _sampler(config, student, vocab, ends, clock)
     chunk_bytes = config.objective.max_logits_mib * 2**20
     teachers = TeacherPool(
         {
@@ -108,12 +96,8 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     )
     limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
     contexts = Contexts(tokenizer, min(config.sampling.max_context or limit, limit), config.sampling.max_new_tokens)
-    sampling = Sampling(
-        config.sampling.temperature,
-        config.sampling.top_p,
-        config.sampling.top_k,
-        num_topk=max(maker.num_student_topk for maker in makers),
-    )
+    num_topk = max(maker.num_student_topk for maker in makers)
+    sampling = Sampling(config.sampling.temperature, config.sampling.top_p, config.sampling.top_k, num_topk)
     return Parts(
         accelerator,
         clock,
@@ -128,6 +112,29 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         heldout,
         grader,
         notes,
+    )
+
+
+def _heldout(config: RunConfig) -> tuple[list[Prompt], Grader | None]:
+    """The held-out problems and what grades them, where the recipe has any."""
+    if config.eval.prompts is None:
+        return [], None
+    heldout = load_prompts(config.eval.prompts, "eval.prompts")
+    if config.eval.reward is None and any(prompt.answer is None for prompt in heldout):
+        raise UserError("eval.prompts.columns.answer: a held-out problem has no answer; name the column, or set eval.reward")
+    return heldout, Grader(config.eval.time_limit_s, verifier=config.eval.reward)
+
+
+def _sampler(config: RunConfig, student: nn.Module, vocab: int, ends: tuple[int, ...], clock: Clock) -> Sampler:
+    dtype = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
+    return HFSampler(
+        student,
+        vocab,
+        ends,
+        max_rows=config.sampler.max_rows,
+        chunk_tokens=config.sampler.chunk_tokens,
+        dtype=getattr(torch, dtype),
+        clock=clock,
     )
 
 

@@ -39,10 +39,7 @@ def evaluate(
     from opd.students.hf_sampler import HFSampler
     from opd.tokenization import eos_ids, load_tokenizer
 
-    if samples > 1 and temperature == 0.0:
-        raise UserError("--samples above 1 repeats the same greedy completion: set --temperature")
-    if reward is None and any(problem.answer is None for problem in problems):
-        raise UserError("--answer: a problem has no answer; name the column, or set --reward")
+    _check(problems, samples, temperature, reward)
     tokenizer = load_tokenizer(model, "--model")
     with Grader(time_limit_s, verifier=reward) as grader:
         student = load_causal_lm(model, "--model", dtype=dtype)
@@ -53,24 +50,19 @@ def evaluate(
         sampling = Sampling(temperature, top_p)
         with Progress(console=Console(stderr=True)) as bar:
             task = bar.add_task("sampling", total=len(problems) * samples)
-            result = accuracy(
-                sampler,
-                problems,
-                contexts,
-                grader,
-                sampling,
-                samples=samples,
-                seed=seed,
-                done=lambda count: bar.advance(task, count),
-            )
-    settings = {
-        "model": model,
-        "samples": samples,
-        "temperature": temperature,
-        "top_p": top_p,
-        "max_new_tokens": max_new_tokens,
-        "seed": seed,
-    }
-    result = {**settings, **result}
+
+            def done(count: int) -> None:
+                bar.advance(task, count)
+
+            result = accuracy(sampler, problems, contexts, grader, sampling, samples=samples, seed=seed, done=done)
+    settings = {"model": model, "samples": samples, "temperature": temperature, "top_p": top_p}
+    result = {**settings, "max_new_tokens": max_new_tokens, "seed": seed, **result}
     write_text(Path(out) / "results.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
+
+
+def _check(problems: Sequence[Prompt], samples: int, temperature: float, reward: str | None) -> None:
+    if samples > 1 and temperature == 0.0:
+        raise UserError("--samples above 1 repeats the same greedy completion: set --temperature")
+    if reward is None and any(problem.answer is None for problem in problems):
+        raise UserError("--answer: a problem has no answer; name the column, or set --reward")
