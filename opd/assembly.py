@@ -14,13 +14,13 @@ from opd.clock import Clock
 from opd.config import RunConfig
 from opd.data import load_prompts
 from opd.errors import UserError
-from opd.eval.evaluate import Contexts
 from opd.eval.grading import Grader
 from opd.models import context_limit, output_head
 from opd.objective.learner import Learner
 from opd.plugins import PromptSource, TermMaker
 from opd.records import Prompt, Sampling
 from opd.registry import PROMPT_SOURCES, TERM_MAKERS
+from opd.rollouts import Contexts
 from opd.students.hf_sampler import HFSampler
 from opd.students.loading import load_student
 from opd.students.sampler import Sampler

@@ -12,11 +12,11 @@ from opd.assembly import Parts
 from opd.checkpoint import save
 from opd.config import RunConfig
 from opd.errors import UserError
-from opd.eval.evaluate import sample_rollout
 from opd.eval.heldout import evaluate
 from opd.objective.batching import Taught
 from opd.recorder import Recorder
 from opd.records import Prompt
+from opd.rollouts import sample_rollout
 from opd.students.noise import slot_seed
 
 

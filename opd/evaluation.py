@@ -33,9 +33,10 @@ def evaluate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from opd.eval.evaluate import Contexts, accuracy
+    from opd.eval.evaluate import accuracy
     from opd.eval.grading import Grader
     from opd.models import context_limit, load_causal_lm, output_head
+    from opd.rollouts import Contexts
     from opd.students.hf_sampler import HFSampler
     from opd.tokenization import eos_ids, load_tokenizer
 

@@ -5,9 +5,10 @@ from typing import Any
 
 from opd.assembly import Parts
 from opd.config import RunConfig
-from opd.eval.evaluate import Contexts, accuracy, sample_rollout
+from opd.eval.evaluate import accuracy
 from opd.objective.batching import Taught
 from opd.records import Hidden, Prompt, Sampling, ScoreRequest, Term
+from opd.rollouts import Contexts, sample_rollout
 from opd.students.noise import slot_seed
 
 SEED = 20_000  # of evaluation's noise: the same at every evaluation of every run, so that these can be compared

@@ -30,6 +30,16 @@ def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):
         assert a["sampled_tokens"] == b["sampled_tokens"]
 
 
+def test_two_processes_resume(raw_recipe, tmp_path, metrics_of):
+    for name, steps, more in (("whole", 4, []), ("part", 2, []), ("part", 4, ["--resume"])):
+        recipe = tmp_path / "recipe.yaml"
+        recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw_recipe(steps=steps, optimizer={"lr": 1e-3}, eval={}))))
+        command = [sys.executable, "-m", "opd", "train", str(recipe), "--out", str(tmp_path / name), "--processes", "2"]
+        done = subprocess.run([*command, *more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert metrics_of(tmp_path / "part") == metrics_of(tmp_path / "whole")
+
+
 def test_a_mistake_is_said_once_and_ends_both(raw_recipe, tmp_path):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw_recipe(sampling={"max_new_tokens": 4, "max_context": 2}))))
