@@ -109,3 +109,12 @@ def test_student_equal_to_teacher_has_no_loss(raw_recipe, tmp_path):
             row = json.loads((tmp_path / f"{form}-{temperature}" / "metrics.jsonl").read_text())
             assert abs(row["loss"]) < 1e-6
             assert row["grad_norm"] < 1e-5
+
+
+def test_tensorboard_gets_figures_and_rollouts(raw_recipe, tmp_path):
+    trackers = {"tensorboard": True, "rollouts_every": 1, "num_rollouts": 1}
+    opd.train(build_config(raw_recipe(steps=1, trackers=trackers, eval={})), tmp_path / "run")
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    content = events.read_bytes()
+    assert b"reverse_kl" in content
+    assert b"rollouts/0" in content
