@@ -13,6 +13,7 @@ from opd.alignment.vocabulary import shared_vocabulary
 from opd.clock import Clock
 from opd.config import RunConfig
 from opd.data import load_prompts
+from opd.doctor import examine_teacher
 from opd.errors import UserError
 from opd.eval.grading import Grader
 from opd.models import context_limit, output_head
@@ -47,6 +48,11 @@ class Parts:
     grader: Grader | None
     notes: list[str]  # what the user should know about this combination
 
+    def close(self) -> None:
+        """Ends the grader's workers."""
+        if self.grader is not None:
+            self.grader.close()
+
 
 def make_accelerator() -> Accelerator:
     """One process, or one of those that `--processes` or `accelerate launch` started."""
@@ -68,10 +74,14 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
 
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
-    vocab, notes = common_vocabulary(config, tokenizer)
-    ends = eos_ids(config.student.model, tokenizer, config.student.revision)
-    if max(ends) >= vocab:
-        raise UserError(f"teachers: EOS id {max(ends)} of the student lies outside the {vocab} ids shared with the teacher")
+    vocab, notes = common_vocabulary(config, tokenizer), list[str]()
+    ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
+    first = prompts.at(0, 0, config.batch.prompts)
+    for finding in (found for name in config.teachers for found in examine_teacher(config, name, tokenizer, ends, first[0])):
+        if finding.level == "error":
+            raise UserError(f"{finding.subject}: {finding.text}; {finding.fix}")
+        if finding.level == "warn":
+            notes.append(f"{finding.subject}: {finding.text}; {finding.fix}")
 
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
@@ -96,6 +106,13 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     )
     limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
     contexts = Contexts(tokenizer, min(config.sampling.max_context or limit, limit), config.sampling.max_new_tokens)
+    soon = [prompt for step in range(min(config.steps, 8)) for prompt in prompts.at(step, 0, config.batch.prompts)]
+    if all(contexts(prompt) is None for prompt in soon):
+        raise UserError(
+            f"sampling.max_context: every prompt of the first steps is longer than the context of {contexts.max_context} "
+            "tokens; raise it, or choose shorter prompts"
+        )
+    contexts.num_skipped = 0  # that was a look ahead
     num_topk = max(maker.num_student_topk for maker in makers)
     sampling = Sampling(config.sampling.temperature, config.sampling.top_p, config.sampling.top_k, num_topk)
     return Parts(
@@ -138,15 +155,11 @@ def _sampler(config: RunConfig, student: nn.Module, vocab: int, ends: tuple[int,
     )
 
 
-def common_vocabulary(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, list[str]]:
-    """(ids that the student shares with every teacher, notes about tokens left out). Raises `UserError`."""
-    sizes, notes = [], []
+def common_vocabulary(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """How many ids the student shares with every teacher. Raises `UserError` where they mean different tokens."""
+    sizes = []
     for name, teacher in config.teachers.items():
         field = f"teachers.{name}.model"
         other = load_tokenizer(teacher.model, field, teacher.revision)
-        shared = shared_vocabulary(tokenizer.get_vocab(), other.get_vocab(), field)
-        sizes.append(shared.size)
-        if shared.dropped:
-            shown = ", ".join(shared.dropped[:5]) + (", ..." if len(shared.dropped) > 5 else "")
-            notes.append(f"{field}: {len(shared.dropped)} tokens that only one side has are never sampled ({shown})")
-    return min(sizes), notes
+        sizes.append(shared_vocabulary(tokenizer.get_vocab(), other.get_vocab(), field).size)
+    return min(sizes)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -30,7 +29,8 @@ WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 def latest(folder: Path) -> Path | None:
     """The newest whole checkpoint below `folder`, or None."""
-    steps = [path for path in folder.glob("step-*") if (path / "trainer" / "state.json").is_file()]
+    named = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    steps = [path for path in named if (path / "trainer" / "state.json").is_file()]
     return max(steps, key=step_of, default=None)
 
 
@@ -62,7 +62,8 @@ def save(
             params = [group["params"] for group in moments["param_groups"]]
             record = {**state, "learner": learner.state_dict(), "param_groups": groups, "params": params}
             (trainer / "state.json").write_text(json.dumps(record), encoding="utf-8")
-        for old in sorted(folder.glob("step-*"), key=step_of)[:-keep]:
+        whole = [old for old in folder.glob("step-*") if old.name.removeprefix("step-").isdigit()]
+        for old in sorted(whole, key=step_of)[:-keep]:
             shutil.rmtree(old)
     learner.accelerator.wait_for_everyone()
     return path
@@ -71,9 +72,12 @@ def save(
 def read_state(path: Path) -> dict[str, Any]:
     """The JSON part of a checkpoint. Raises `UserError` when it cannot be read."""
     try:
-        return json.loads((path / "trainer" / "state.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+        state = json.loads((path / "trainer" / "state.json").read_text(encoding="utf-8"))
+        if not {"step", "recorder", "learner", "param_groups", "params"} <= state.keys():
+            raise ValueError("state.json lacks keys")
+    except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: not a whole checkpoint ({error}); delete it and resume from the one before") from None
+    return state
 
 
 def load_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> None:
@@ -90,7 +94,3 @@ def load_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> No
     moments: Any = {"state": entries, "param_groups": groups}
     set_optimizer_state_dict(learner.loss, learner.optimizer.optimizer, moments, options=WHOLE)
     learner.load_state_dict(state["learner"])
-
-
-def num_parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())

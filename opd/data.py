@@ -64,7 +64,8 @@ def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
     for where, row in _rows(config, key):
         if columns.prompt not in row:
             hint = nearest(columns.prompt, row)
-            raise UserError(f"{key}.columns.prompt: {where} has no column {columns.prompt!r}{hint}")
+            what = f"{where} has no column {columns.prompt!r}{hint}"
+            raise UserError(f"{key}.columns.prompt: {what}; name it with {key}.columns.prompt=NAME")
         prompts.append(_prompt(row, where, config, key))
         if config.limit is not None and len(prompts) >= config.limit:
             break
@@ -92,9 +93,9 @@ def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str)
         text = problem if config.plain else None
         messages = () if config.plain else (*messages, {"role": "user", "content": problem})
     elif isinstance(problem, list) and problem and all(isinstance(m, Mapping) and "role" in m for m in problem):
-        if config.plain or config.template != "{prompt}":
-            raise UserError(f"{key}.template: {where} holds chat messages, which plain and template do not apply to")
-        messages = (*messages, *problem)
+        if config.plain:
+            raise UserError(f"{key}.plain: {where} holds chat messages, which need a chat template")
+        messages = (*messages, *_wrap_last(problem, config.template))
     else:
         raise UserError(f"{key}.columns.prompt: {where} needs non-empty text or a list of messages in {columns.prompt!r}")
     tools = row.get(columns.tools) or []
@@ -111,6 +112,13 @@ def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str)
         chat_template_kwargs=config.chat_template_kwargs,
         meta={name: value for name, value in row.items() if name not in known},
     )
+
+
+def _wrap_last(messages: list[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
+    """The template put around the last message, where that is plain text."""
+    *before, last = messages
+    content = last.get("content")
+    return [*before, {**last, "content": template.replace("{prompt}", content)} if isinstance(content, str) else last]
 
 
 def check_path(name: str, key: str) -> None:

@@ -35,20 +35,30 @@ def examine(config: RunConfig) -> list[Finding]:
     prompts = list(source.at(0, 0, min(SAMPLE, max(1, config.batch.prompts * config.steps))))
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
     findings = [*_prompt(tokenizer, prompts[0]), _lengths(config, tokenizer, prompts), _temperature(config)]
-    ends = eos_ids(config.student.model, tokenizer, config.student.revision)
+    ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
     findings.append(Finding("ok", "EOS of the student", _names(tokenizer, ends)))
     findings += _head("student.model", config.student.model, config.student.revision, tokenizer)
-    for name, teacher in config.teachers.items():
-        field = f"teachers.{name}.model"
-        other = load_tokenizer(teacher.model, field, teacher.revision)
-        findings += _vocabularies(field, tokenizer, other, ends)
-        if findings[-1].level == "error":
-            continue  # nothing else about this teacher means anything
-        findings += _same_eos(field, tokenizer, ends, eos_ids(teacher.model, other, teacher.revision))
-        findings += _same_rendering(field, tokenizer, other, prompts[0])
-        findings += _head(field, teacher.model, teacher.revision, other)
-        findings += _context(config, field, teacher.model, teacher.revision)
+    for name in config.teachers:
+        findings += examine_teacher(config, name, tokenizer, ends, prompts[0])
     return [*findings, _memory(config)]
+
+
+def examine_teacher(
+    config: RunConfig, name: str, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], prompt: Prompt
+) -> list[Finding]:
+    """Whether one teacher and the student mean the same: ids, EOS, template, vocabulary, context. A run looks too."""
+    teacher, field = config.teachers[name], f"teachers.{name}.model"
+    other = load_tokenizer(teacher.model, field, teacher.revision)
+    maps = _vocabularies(field, tokenizer, other, ends)
+    if maps[-1].level == "error":
+        return maps  # nothing else about this teacher means anything
+    return [
+        *maps,
+        *_same_eos(field, tokenizer, ends, eos_ids(teacher.model, field, other, teacher.revision)),
+        *_same_rendering(field, tokenizer, other, prompt),
+        *_head(field, teacher.model, teacher.revision, other),
+        *_context(config, field, teacher.model, teacher.revision),
+    ]
 
 
 def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[Finding]:
@@ -73,7 +83,7 @@ def _lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, prompts: lis
     if too_long == len(lengths):
         return Finding("error", "prompt lengths", text + "; all are too long", "raise sampling.max_context")
     if too_long or cut:
-        fix = "lower sampling.max_new_tokens, or choose a student with a longer context"
+        fix = "shorter prompts or a student with a longer context" if too_long else "lower sampling.max_new_tokens"
         return Finding(
             "warn", "prompt lengths", f"{text}; {too_long} are skipped, {cut} leave less than max_new_tokens", fix
         )

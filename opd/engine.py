@@ -11,7 +11,6 @@ import torch
 from opd.assembly import Parts
 from opd.checkpoint import save
 from opd.config import RunConfig
-from opd.errors import UserError
 from opd.eval.heldout import evaluate
 from opd.objective.batching import Taught
 from opd.recorder import Recorder
@@ -27,7 +26,7 @@ class Engine:
         self.config, self.parts, self.recorder, self.step = config, parts, recorder, step
 
     def run(self) -> None:
-        """From `self.step` to the recipe's last step. Raises `UserError` where going on makes no sense."""
+        """From `self.step` to the recipe's last step."""
         config, parts, clock = self.config, self.parts, self.parts.clock
         parts.sampler.sync(parts.learner.student, version=self.step)
         if self.step == 0:
@@ -55,11 +54,6 @@ class Engine:
         accelerator, copies = self.parts.accelerator, self.config.batch.rollouts_per_prompt
         slots = range(accelerator.process_index, len(prompts) * copies, accelerator.num_processes)
         taught = await asyncio.gather(*(self.teach_one(prompts[slot // copies], slot) for slot in slots))
-        if slots and not any(taught):
-            raise UserError(
-                f"sampling.max_context: every prompt of step {self.step} is longer than the context of "
-                f"{self.parts.contexts.max_context} tokens; raise it, or choose shorter prompts"
-            )
         return [pair for pair in taught if pair is not None]
 
     async def teach_one(self, prompt: Prompt, slot: int) -> Taught | None:

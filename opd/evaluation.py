@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from opd.errors import UserError
-from opd.files import write_text
+from opd.files import explain_unwritable, write_text
 from opd.records import Prompt, Sampling
 
 
@@ -41,12 +41,14 @@ def evaluate(
     from opd.tokenization import eos_ids, load_tokenizer
 
     _check(problems, samples, temperature, reward)
+    with explain_unwritable(Path(out)):
+        Path(out).mkdir(parents=True, exist_ok=True)
     tokenizer = load_tokenizer(model, "--model")
     with Grader(time_limit_s, verifier=reward) as grader:
         student = load_causal_lm(model, "--model", dtype=dtype)
         student = student.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
         vocab = min(max(tokenizer.get_vocab().values()) + 1, output_head(student).weight.shape[0])
-        sampler = HFSampler(student, vocab, eos_ids(model, tokenizer), max_rows=max_rows)
+        sampler = HFSampler(student, vocab, eos_ids(model, "--model", tokenizer), max_rows=max_rows)
         contexts = Contexts(tokenizer, context_limit(student.config.get_text_config()), max_new_tokens)
         sampling = Sampling(temperature, top_p)
         with Progress(console=Console(stderr=True)) as bar:

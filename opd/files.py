@@ -51,3 +51,13 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
         raise UserError(f"{path}: the disk is full; free some space and run again with --resume") from None
+
+
+@contextmanager
+def explain_unwritable(path: Path) -> Iterator[None]:
+    """Turns any failure to write below `path` into a `UserError`."""
+    try:
+        with explain_full_disk(path):
+            yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}; name another folder") from None

@@ -24,5 +24,5 @@ def check_location(name: str, field: str) -> None:
     if path.is_dir():
         if not any((path / marker).is_file() for marker in ("config.json", "adapter_config.json")):
             raise UserError(f"{field}: {name} holds no model (no config.json)")
-    elif name.count("/") != 1 or name.startswith((".", "/", "~")):
+    elif name.count("/") != 1 or name.startswith((".", "/", "~")) or Path(name).parent.is_dir():
         raise UserError(f"{field}: no such folder {name!r}, and it is no hub id of the form owner/name")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 from jaxtyping import Float
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -44,13 +45,22 @@ def load_causal_lm(
     if quantization:
         options["quantization_config"] = _quantization_config(quantization, field)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            locate(name, field), attn_implementation=attention, use_safetensors=True, trust_remote_code=False, **options
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            locate(name, field),
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **options,
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{field}: {name} cannot be loaded: {_one_line(error)}") from None
+    model, info = loaded
+    absent = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
+    if absent:
+        raise UserError(f"{field}: {name} lacks {len(absent)} weights, such as {absent[0]}: its files are not whole")
     model.eval()
     _check_head(model, field)
     return model
@@ -100,6 +110,8 @@ def _check_head(model: PreTrainedModel, field: str) -> None:
         hidden = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
         ours = head.logits(hidden, head.weight.shape[0]).float() * head.scale
         theirs = model(input_ids=ids, use_cache=False).logits[0].float()
+    if not theirs.isfinite().all():
+        raise UserError(f"{field}: this model's logits are not finite: its weights are damaged")
     # bf16 rounds the product once on either path; a soft cap or a missing scale is far larger
     if not torch.allclose(ours, theirs, rtol=3e-2, atol=3e-2 * theirs.abs().max().item()):
         raise UserError(

@@ -17,8 +17,8 @@ SHIPPED = Path(__file__).parent / "configs"
 
 def shipped_recipes() -> Iterator[tuple[str, str]]:
     """(name, first comment line) of each shipped recipe, sorted. Names use slashes below `configs/`."""
-    for path in sorted(SHIPPED.rglob("*.yaml")):
-        name = path.relative_to(SHIPPED).with_suffix("").as_posix()
+    for name in sorted(path.relative_to(SHIPPED).with_suffix("").as_posix() for path in SHIPPED.rglob("*.yaml")):
+        path = SHIPPED / f"{name}.yaml"
         if name.startswith("accelerate/"):
             continue  # files for `accelerate launch`, not recipes
         first = path.read_text(encoding="utf-8").partition("\n")[0]

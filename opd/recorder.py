@@ -58,6 +58,7 @@ class Recorder:
 
     def evaluation(self, step: int, result: Mapping[str, Any] | None) -> None:
         """An evaluation after `step` steps; None where there is nothing to evaluate."""
+        timings = self.parts.clock.read()  # what an evaluation took is not the next step's
         if result is None:
             return
         figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
@@ -65,7 +66,7 @@ class Recorder:
             "accuracy": figures["accuracy"],
             "reverse_kl": figures.get("reverse_kl"),
         }
-        self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result})
+        self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result, **timings})
         for tracker in self.trackers:
             tracker.log(step, {f"eval/{name}": value for name, value in figures.items()})
         kl = figures.get("reverse_kl")
@@ -85,8 +86,6 @@ class Recorder:
             "eval": self.evaluations,
         }
         self.directory.write_json("summary.json", summary)
-        for tracker in self.trackers:
-            tracker.close()
         return summary
 
     def state_dict(self) -> dict[str, Any]:

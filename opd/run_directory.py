@@ -14,37 +14,57 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from filelock import FileLock, Timeout
 
 from opd.config import RunConfig, build_config, to_mapping, to_yaml
 from opd.errors import UserError
-from opd.files import explain_full_disk, write_text
+from opd.files import explain_full_disk, explain_unwritable, write_text
+from opd.recipes import read_recipe
 
 FREE_TO_CHANGE = ("steps", "eval", "checkpoint", "trackers")  # sections that a resumed run may set anew
 
 
 class RunDirectory:
-    """Opens, or resumes, a run's directory. Raises `UserError` for one in use, or for a resume with another recipe."""
+    """A run's files. Looks and locks first and changes nothing; `begin` makes, resumes or replaces the run.
+
+    Raises `UserError` for a directory in use, for one that holds something else, or for a resume with another recipe.
+    """
 
     def __init__(self, path: Path, config: RunConfig, *, resume: bool, overwrite: bool, writer: bool = True) -> None:
-        self.path, self.writer = path, writer
+        self.path, self.config, self.resume, self.writer = path.absolute(), config, resume, writer
         if not writer:
             return  # another process of the run owns the files
         if path.exists() and not path.is_dir():
             raise UserError(f"--out: {path} is a file; name a folder")
-        used = (path / "env.json").exists() and (path / "config.yaml").exists()
-        if used and not (resume or overwrite):
-            raise UserError(f"--out: {path} holds a run; continue it with --resume or replace it with --overwrite")
-        if not used and path.exists() and any(path.iterdir()):
-            raise UserError(f"--out: {path} holds files that are no run's; name another folder")
-        if used and resume:
-            self._refuse_other_recipe(config)
-        elif used:
-            shutil.rmtree(path)
-        with explain_full_disk(path):
-            path.mkdir(parents=True, exist_ok=True)
-        write_text(path / "config.yaml", to_yaml(config))
-        write_text(path / "env.json", json.dumps(environment(), indent=2) + "\n")
+        with explain_unwritable(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.path.with_name(f".{path.name}.lock"))
+            try:
+                self._lock.acquire(blocking=False)
+            except Timeout:
+                raise UserError(f"--out: another process is writing to {path}; wait, or name another folder") from None
+        try:
+            self.used = self._refuse_conflicts(overwrite)
+        except UserError:
+            self._lock.release()
+            raise
+
+    def begin(self, step: int) -> None:
+        """Called when everything is loaded: drops what a replaced run wrote, or what came after `step` of a resumed one."""
+        if not self.writer:
+            return
+        with explain_unwritable(self.path):
+            if self.used and not self.resume:
+                shutil.rmtree(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
+            write_text(self.path / "config.yaml", to_yaml(self.config))
+            self._truncate_metrics(step)
+
+    def close(self) -> None:
+        """Lets others write here."""
+        if self.writer:
+            self._lock.release()
 
     @property
     def checkpoints(self) -> Path:
@@ -56,12 +76,12 @@ class RunDirectory:
             with explain_full_disk(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
 
-    def truncate_metrics(self, step: int) -> None:
-        """Drops the lines after `step`: the run goes on from there."""
+    def _truncate_metrics(self, step: int) -> None:
+        """Keeps the whole lines up to `step`: the run goes on from there."""
         path = self.path / "metrics.jsonl"
-        if self.writer and path.exists():
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-            write_text(path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+        if path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            write_text(path, "".join(line for line in lines if 0 < _step_of(line) <= step))
 
     def write_json(self, name: str, content: Any) -> None:
         if self.writer:
@@ -72,14 +92,23 @@ class RunDirectory:
         if self.writer:
             write_text(self.path / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
-    def read_json(self, name: str) -> Any | None:
-        path = self.path / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    def _refuse_conflicts(self, overwrite: bool) -> bool:
+        """Whether the directory holds a run; refuses one that was not to be touched."""
+        path = self.path
+        used = (path / "env.json").exists() and (path / "config.yaml").exists()
+        if used and not (self.resume or overwrite):
+            raise UserError(f"--out: {path} holds a run; continue it with --resume or replace it with --overwrite")
+        if not used and path.exists() and any(path.iterdir()):
+            raise UserError(f"--out: {path} holds files that are no run's; name another folder")
+        if used and self.resume:
+            self._refuse_other_recipe(self.config)
+        return used
 
     def _refuse_other_recipe(self, config: RunConfig) -> None:
-        saved = OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml"))
-        assert isinstance(saved, dict)
-        before = _flat(to_mapping(build_config({str(k): v for k, v in saved.items()})))
+        try:
+            before = _flat(to_mapping(build_config(read_recipe(self.path / "config.yaml"))))
+        except UserError as error:
+            raise UserError(f"{self.path / 'config.yaml'} is damaged ({error}); restore it, or use --overwrite") from None
         now = _flat(to_mapping(config))
         for key in sorted(before.keys() | now.keys()):
             if key.partition(".")[0] not in FREE_TO_CHANGE and before.get(key) != now.get(key):
@@ -87,6 +116,14 @@ class RunDirectory:
                     f"{key}: the run in {self.path} began with {before.get(key)!r}, not {now.get(key)!r}; "
                     "resume it with the same recipe, or name another --out"
                 )
+
+
+def _step_of(line: str) -> int:
+    """The step of a line of metrics; 0 for one that a kill cut short."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 0
 
 
 def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

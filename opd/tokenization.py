@@ -1,10 +1,12 @@
 """Prompts to ids: tokenizers, chat templates, and the ids that end a turn."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from opd.errors import UserError
 from opd.locate import locate
@@ -39,31 +41,39 @@ def render_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> str:
     if prompt.text is not None:
         return prompt.text
     if not tokenizer.chat_template:
-        raise UserError("student.model: its tokenizer has no chat template; set prompts.plain=true for a base model")
-    text = tokenizer.apply_chat_template(
-        [dict(message) for message in prompt.messages],
-        tools=[dict(tool) for tool in prompt.tools] or None,
-        tokenize=False,
-        add_generation_prompt=True,
-        **prompt.chat_template_kwargs,
-    )
+        raise UserError("student.model: its tokenizer has no chat template; a base model needs prompts.plain=true (--plain)")
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in prompt.messages],
+            tools=[dict(tool) for tool in prompt.tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
+            **prompt.chat_template_kwargs,
+        )
+    except (TemplateError, TypeError, ValueError) as error:  # a role or a field that the template does not know
+        raise UserError(f"prompts: {prompt.id} does not fit the chat template: {' '.join(str(error).split())}") from None
     assert isinstance(text, str)
     return text
 
 
-def eos_ids(name: str, tokenizer: PreTrainedTokenizerBase, revision: str | None = None) -> tuple[int, ...]:
-    """Every id that ends a turn: those of the generation configuration, and the tokenizer's own."""
+def eos_ids(name: str, field: str, tokenizer: PreTrainedTokenizerBase, revision: str | None = None) -> tuple[int, ...]:
+    """Every id that ends a turn: those of the generation configuration (without one, of the model's), and the tokenizer's.
+
+    Raises `UserError` naming `field` when the configuration cannot be read or there is none.
+    """
     ids: set[int] = set()
+    where = locate(name, field)
     try:
-        configured: Any = GenerationConfig.from_pretrained(
-            locate(name, "student.model"), revision=revision or "main"
-        ).eos_token_id
-    except OSError:
-        configured = None  # no generation_config.json: the tokenizer alone decides
+        if Path(where).is_dir() and not (Path(where) / "generation_config.json").is_file():
+            configured: Any = getattr(AutoConfig.from_pretrained(where).get_text_config(), "eos_token_id", None)
+        else:
+            configured = GenerationConfig.from_pretrained(where, revision=revision or "main").eos_token_id
+    except (OSError, ValueError) as error:
+        raise UserError(f"{field}: {name}: its configuration cannot be read: {' '.join(str(error).split())[:200]}") from None
     if configured is not None:
         ids.update(configured if isinstance(configured, Sequence) else [configured])
     if tokenizer.eos_token_id is not None:
         ids.add(int(tokenizer.eos_token_id))  # type: ignore[arg-type]
     if not ids:
-        raise UserError(f"student.model: {name} names no EOS token, so no rollout would ever end; set eos_token_id")
+        raise UserError(f"{field}: {name} names no EOS token, so no rollout would ever end; set eos_token_id")
     return tuple(sorted(ids))

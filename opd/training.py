@@ -1,6 +1,7 @@
 """`opd.train`: a recipe and a directory in, a trained student out."""
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +28,29 @@ def train(
 
     accelerator = make_accelerator()
     main = accelerator.is_main_process
-    with accelerator.main_process_first():
+    with ExitStack() as closing:
         directory = RunDirectory(Path(out), config, resume=resume, overwrite=overwrite, writer=main)
-    checkpoint = latest(directory.checkpoints) if resume else None
-    done = step_of(checkpoint) if checkpoint else 0
-    torch.manual_seed(config.seed)
-    parts = assemble(config, accelerator, checkpoint)
-    trackers = open_trackers(config.trackers, config, directory.path) if main else []
-    with ProgressBar(config.steps, done, shown=main) as bar:
+        closing.callback(directory.close)
+        accelerator.wait_for_everyone()
+        checkpoint = latest(directory.checkpoints) if resume else None
+        done, state = (step_of(checkpoint), read_state(checkpoint)) if checkpoint else (0, {})
+        torch.manual_seed(config.seed)
+        parts = assemble(config, accelerator, checkpoint)
+        closing.callback(parts.close)
+        if checkpoint is not None:
+            load_optimizer(checkpoint, parts.learner, state)
+        directory.begin(done)  # everything is loaded: only now may an older run be replaced
+        trackers = open_trackers(config.trackers, config, directory.path) if main else []
+        for tracker in trackers:
+            closing.callback(tracker.close)
+        bar = closing.enter_context(ProgressBar(config.steps, done, shown=main))
         recorder = Recorder(config, parts, directory, bar, trackers)
         for note in parts.notes:
             bar.say(f"note: {note}")
         if checkpoint is not None:
-            state = read_state(checkpoint)
-            load_optimizer(checkpoint, parts.learner, state)
             recorder.load_state_dict(state["recorder"])
             bar.say(f"resuming after step {done} from {os.path.relpath(checkpoint)}")
-        directory.truncate_metrics(done)
-        try:
-            Engine(config, parts, recorder, done).run()
-        finally:
-            if parts.grader is not None:
-                parts.grader.close()
+        elif resume:
+            bar.say(f"note: nothing to resume in {out}: starting at step 1")
+        Engine(config, parts, recorder, done).run()
         return recorder.finish()

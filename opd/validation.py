@@ -82,6 +82,10 @@ def _check_ranges(config: "RunConfig") -> None:
     for key, value in not_negative.items():
         if not 0 <= value < math.inf:
             raise UserError(f"{key} is {value}: it must be 0 or more")
+    if config.seed >= 2**63:
+        raise UserError(f"seed is {config.seed}: it must be below 2**63")
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise UserError(f"optimizer.betas is {config.optimizer.betas}: both must be at least 0 and below 1")
     for key, value in shares.items():
         if not 0 < value <= 1:
             raise UserError(f"{key} is {value}: it must be above 0 and at most 1")

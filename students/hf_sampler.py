@@ -195,7 +195,10 @@ class HFSampler:
             dtype = next(decoder(self.model).parameters()).dtype
             # added to the scores, which every kind of attention understands: `eager` would add a boolean one as well
             mask = torch.zeros(outside.shape, dtype=dtype).masked_fill_(outside, torch.finfo(dtype).min).to(device)
-        hidden = self._forward(newest, self._cache, attention_mask=mask, position_ids=(lengths - 1)[:, None].to(device))
+        # finished rows go on until the next repack: keep them from running out of the model's positions
+        longest = max((row.length for row in self._rows if row.finish is None), default=1)
+        positions = (lengths.clamp(max=longest) - 1)[:, None].to(device)
+        hidden = self._forward(newest, self._cache, attention_mask=mask, position_ids=positions)
         self._append(self._rows, self._logits(hidden[:, -1]))
 
     def _forward(self, ids: Tensor, cache: Cache, **inputs: Tensor | None) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opd.clock import Clock
+from opd.errors import UserError
 from opd.kernels.gather import gather_logprob
 from opd.models import decoder, load_causal_lm, output_head
 from opd.records import ScoreRequest, Scores
@@ -44,6 +45,9 @@ class HFTeacher:
         if not config.quantization:
             self.model = self.model.to(device)  # type: ignore[arg-type]
         self.head = output_head(self.model)
+        rows = self.head.weight.shape[0]
+        if rows < vocab:
+            raise UserError(f"teachers.{name}.model: its output head has {rows} rows for the {vocab} ids of the student")
         self.device, self.chunk_bytes = device, chunk_bytes
         self.num_floored = 0
         self._waiting: list[tuple[ScoreRequest, asyncio.Future[Scores]]] = []

@@ -30,6 +30,3 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; continue with --resume", file=sys.stderr)
-        sys.exit(130)

@@ -17,7 +17,7 @@ def evaluate(
     out: Annotated[Path, typer.Option(help="Folder for the results.")],
     samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="Default: 0 for one sample, else 0.7.")] = None,
-    top_p: Annotated[float, typer.Option(help="Nucleus.")] = 1.0,
+    top_p: Annotated[float, typer.Option(min=1e-6, max=1.0, help="Nucleus.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest completion, in tokens.")] = 1024,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
     prompt: Annotated[str, typer.Option(help="Column of the problem.")] = "problem",
@@ -28,7 +28,7 @@ def evaluate(
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds to grade one answer.")] = 5.0,
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Type of the weights.")] = "auto",
     max_rows: Annotated[int, typer.Option(min=1, help="Completions decoded at once.")] = 64,
-    seed: Annotated[int, typer.Option(help="Fixes the sampling noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Fixes the sampling noise.")] = 0,
 ) -> None:
     """Measure accuracy: avg@k, with extraction failures, truncations and time-outs counted apart."""
     from opd.data import Columns, DatasetConfig, load_prompts

@@ -35,19 +35,20 @@ def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
             num_processes=parts.accelerator.num_processes,
         )
         if options.kl_prompts:
-            taught = asyncio.run(_scored(parts, parts.heldout[: options.kl_prompts]))
+            as_trained = Contexts(parts.tokenizer, parts.contexts.max_context, config.sampling.max_new_tokens)
+            taught = asyncio.run(_scored(parts, as_trained, parts.heldout[: options.kl_prompts]))
             result = {"reverse_kl": parts.learner.measure(taught).get("reverse_kl"), **result}
     return result
 
 
-async def _scored(parts: Parts, prompts: list[Prompt]) -> list[Taught]:
+async def _scored(parts: Parts, contexts: Contexts, prompts: list[Prompt]) -> list[Taught]:
     """The student's rollouts, sampled as in training, with the full reverse KL as their term."""
 
     async def one(index: int, prompt: Prompt) -> Taught | None:
-        ids = parts.contexts(prompt)
+        ids = contexts(prompt)
         if ids is None:
             return None
-        seed, room = slot_seed(SEED, 1, index), parts.contexts.room(ids)
+        seed, room = slot_seed(SEED, 1, index), contexts.room(ids)
         rollout = await sample_rollout(parts.sampler, prompt, index, ids, seed, room, parts.sampling)
         turn = rollout.turns[0]
         model = parts.teachers.teacher_for(prompt)

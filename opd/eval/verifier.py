@@ -31,7 +31,7 @@ def load_verifier(spec: str) -> Verifier:
     module = module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"reward: {path} does not load: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):

@@ -78,7 +78,8 @@ class Learner:
         return self.accelerator.unwrap_model(self.loss).model
 
     def update(self, taught: Sequence[Taught]) -> Metrics:
-        """One optimizer step for each part of the batch. Metrics are means over tokens of all processes.
+        """One optimizer step for each part of the batch. Metrics are means over tokens of all parts and processes; of the
+        gradient norms the largest.
 
         Raises `UserError` after `max_nonfinite_steps` steps in a row whose loss or gradient is not finite; such a step
         leaves the weights alone, and so does one without a trainable token.
@@ -87,9 +88,17 @@ class Learner:
         parts = list(self._parts(taught))
         if len(parts) > 1:  # what the ratio refers to: the policy before this batch moved it
             parts = [(tokens, [replace(b, old_logps=self._logps(b)) for b in batches]) for tokens, batches in parts]
-        results = [self._step(tokens, batches) for tokens, batches in parts]
-        present = {name: [r[name] for r in results if name in r] for r in results for name in r}
-        metrics = {name: sum(values) / len(values) for name, values in present.items()}
+        sums = RowSums()
+        results = [self._step(tokens, batches, sums) for tokens, batches in parts]
+        total = max(1, sum(tokens for tokens, _ in parts))
+        metrics = {
+            "loss": sum(result["loss"] * tokens for result, (tokens, _) in zip(results, parts)) / total,
+            "grad_norm": max(result["grad_norm"] for result in results),
+            "lr": results[-1]["lr"],
+            "empty_updates": float(sum(not tokens for tokens, _ in parts)),
+            "nonfinite_updates": sum(result["nonfinite"] for result in results),
+            **RowSums.means(gather_object([sums])),
+        }
         self._watch(metrics)
         return metrics
 
@@ -125,35 +134,28 @@ class Learner:
         self.loss.train()
         return logps
 
-    def _step(self, tokens: int, batches: Sequence[MicroBatch]) -> Metrics:
+    def _step(self, tokens: int, batches: Sequence[MicroBatch], sums: RowSums) -> Metrics:
         """Forward, backward and update of one part."""
+        lr = self._lr()
         if not tokens:
-            return {"loss": 0.0, "grad_norm": 0.0, "lr": self._lr(), "empty_updates": 1.0, "nonfinite_updates": 0.0}
-        total, merged = torch.zeros((), device=self.accelerator.device), RowSums()
+            return {"loss": 0.0, "grad_norm": 0.0, "lr": lr, "nonfinite": 0.0}
+        total = torch.zeros((), device=self.accelerator.device)
         for number, batch in enumerate(batches):
             last = number == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.loss):
-                loss, sums = self.loss(batch, self.spec)
+                loss, figures = self.loss(batch, self.spec)
                 # DDP averages the processes' gradients; the normaliser already counts the tokens of all of them
                 self.accelerator.backward(loss * self.accelerator.num_processes)
             total += loss.detach()
-            merged.merge(sums)
-        norm = self.accelerator.clip_grad_norm_(self.loss.parameters(), self.max_grad_norm or math.inf)
+            sums.merge(figures)
+        norm = float(self.accelerator.clip_grad_norm_(self.loss.parameters(), self.max_grad_norm or math.inf))  # type: ignore[arg-type]
         loss = sum(gather_object([float(total)]))
-        finite = math.isfinite(loss) and math.isfinite(float(norm))  # type: ignore[arg-type]
-        lr = self._lr()
+        finite = math.isfinite(loss) and math.isfinite(norm)
         if finite:
             self.optimizer.step()
             self.scheduler.step()
         self.optimizer.zero_grad()
-        return {
-            "loss": loss,
-            "grad_norm": float(norm),  # type: ignore[arg-type]
-            "lr": lr,
-            "empty_updates": 0.0,
-            "nonfinite_updates": float(not finite),
-            **RowSums.means(gather_object([merged])),
-        }
+        return {"loss": loss, "grad_norm": norm, "lr": lr, "nonfinite": float(not finite)}
 
     def _watch(self, metrics: Metrics) -> None:
         self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1 if metrics["nonfinite_updates"] else 0

@@ -10,6 +10,7 @@ al. 2025, "On-Policy Distillation"). Three forms, from cheap to exact:
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -83,6 +84,8 @@ class ReverseKL:
                 raise UserError(f"terms.reverse_kl.k is {config.k}: it must be at least 1")
             if config.k == 1 and config.tail == "renormalise" and config.source != "union":
                 raise UserError("terms.reverse_kl.k: one renormalised token has divergence 0 everywhere; take k >= 2")
+        if not math.isfinite(config.coef) or (config.ratio_clip is not None and config.ratio_clip <= 0):
+            raise UserError("terms.reverse_kl: coef must be a finite number and ratio_clip positive or null")
         if config.importance_cap <= 0 or (config.advantage_clip is not None and config.advantage_clip <= 0):
             raise UserError("terms.reverse_kl: advantage_clip and importance_cap must be positive")
         if not 0.0 < config.beta < 1.0:

@@ -68,7 +68,7 @@ def spoil(recipe, key, value):
         ("terms.reversekl", {}, "no term maker is called 'reversekl'; did you mean 'reverse_kl'"),
         ("optimizer.lr", "fast", "optimizer.lr"),
         ("steps", 0, "steps is 0"),
-        ("sampling.max_context", 2, "every prompt of step 0 is longer than the context"),
+        ("sampling.max_context", 2, "every prompt of the first steps is longer than the context"),
         ("eval.prompts.path", "nope.jsonl", "eval.prompts.path: no such file"),
     ],
 )
@@ -159,3 +159,72 @@ def test_divergence_stops_the_run_and_keeps_the_last_checkpoint(opd, recipe, tmp
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["nonfinite_updates"] == 1
     assert list((tmp_path / "run" / "checkpoints").glob("step-*/trainer/state.json"))
+
+
+def test_overwrite_keeps_the_old_run_until_the_new_one_is_loaded(opd, recipe, tmp_path, model_folder):
+    assert opd(recipe)[0] == 0
+    before = sorted(path.relative_to(tmp_path) for path in (tmp_path / "run").rglob("*"))
+    broken = model_folder(3)
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    code, errors = opd(spoil(recipe, "student.model", str(broken)), "--overwrite")
+    assert code == 2
+    assert "student.model" in errors[0]
+    assert sorted(path.relative_to(tmp_path) for path in (tmp_path / "run").rglob("*")) == before
+
+
+def test_a_failed_start_does_not_stand_in_the_way(opd, recipe, tmp_path):
+    good = (tmp_path / "prompts.jsonl").read_bytes()
+    (tmp_path / "prompts.jsonl").write_bytes(b"{")
+    assert opd(recipe)[0] == 2
+    (tmp_path / "prompts.jsonl").write_bytes(good)
+    assert opd(recipe)[0] == 0
+
+
+def test_weights_that_are_missing_or_damaged_are_refused(opd, recipe, model_folder):
+    from safetensors.torch import load_file, save_file
+
+    folder = model_folder(4)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(name for name in tensors if "mlp" in name)
+    save_file({n: t for n, t in tensors.items() if n != name}, folder / "model.safetensors", metadata={"format": "pt"})
+    code, errors = opd(spoil(recipe, "teachers.default.model", str(folder)))
+    assert code == 2
+    assert f"lacks 1 weights, such as {name}" in errors[0]
+    tensors[name][:] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    code, errors = opd(spoil(recipe, "teachers.default.model", str(folder)))
+    assert code == 2
+    assert "not finite" in errors[0]
+
+
+def test_two_runs_cannot_share_a_directory(opd, recipe, tmp_path):
+    from filelock import FileLock
+
+    with FileLock(tmp_path / ".run.lock"):
+        code, errors = opd(recipe)
+    assert code == 2
+    assert "another process is writing" in errors[0]
+
+
+def test_a_teacher_with_a_shorter_context_is_refused(opd, recipe, model_folder):
+    code, errors = opd(spoil(recipe, "teachers.default.model", str(model_folder(5, max_position_embeddings=64))))
+    assert code == 2
+    assert "set sampling.max_context=64" in errors[0]
+
+
+def test_messages_that_do_not_fit_the_template_are_named(opd, recipe, tmp_path):
+    rows = [{"id": "odd", "problem": [{"role": "user", "content": None}]}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, errors = opd(recipe)
+    assert code == 2
+    assert "odd does not fit the chat template" in errors[0]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{"])
+def test_a_damaged_checkpoint_is_named(opd, recipe, tmp_path, content):
+    assert opd(recipe)[0] == 0
+    (tmp_path / "run" / "checkpoints" / "step-2" / "trainer" / "state.json").write_text(content)
+    code, errors = opd(recipe, "--resume")
+    assert code == 2
+    assert "not a whole checkpoint" in errors[0]

@@ -225,7 +225,7 @@ def test_two_updates_of_a_batch_refer_to_the_policy_before_both(make, taught, st
     learner = make(updates_per_batch=2, micro_batch_tokens=1)
     seen = []
     step = learner._step
-    monkeypatch.setattr(learner, "_step", lambda tokens, batches: seen.append(batches) or step(tokens, batches))
+    monkeypatch.setattr(learner, "_step", lambda tokens, batches, sums: seen.append(batches) or step(tokens, batches, sums))
     before = weights(learner)
     metrics = learner.update(taught("sampled"))
     assert changed(learner, before)
