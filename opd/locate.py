@@ -15,6 +15,11 @@ def locate(name: str, field: str) -> str:
     return str(resolve(name)) if is_tiny(name) else str(Path(name).expanduser()) if Path(name).is_dir() else name
 
 
+def described(name: str) -> str:
+    """`name` for an error message: says so where no folder of that name exists and the hub was asked instead."""
+    return name if is_tiny(name) or Path(name).expanduser().is_dir() else f"{name} (no such folder, so taken for a hub id)"
+
+
 def check_location(name: str, field: str) -> None:
     """Refuses what `locate` refuses, without building or fetching anything."""
     if is_tiny(name):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from opd.errors import UserError
-from opd.locate import locate
+from opd.locate import described, locate
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def load_causal_lm(
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{field}: {name} cannot be loaded: {_one_line(error)}") from None
+        raise UserError(f"{field}: {described(name)} cannot be loaded: {_one_line(error)}") from None
     model, info = loaded
     absent = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
     if absent:

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from opd.errors import UserError
-from opd.locate import locate
+from opd.locate import described, locate
 from opd.records import Array, Prompt
 
 
@@ -20,7 +20,9 @@ def load_tokenizer(name: str, field: str, revision: str | None = None) -> PreTra
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{field}: {name} has no readable tokenizer: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(
+            f"{field}: {described(name)} has no readable tokenizer: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Array:
