@@ -106,13 +106,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     )
     limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
     contexts = Contexts(tokenizer, min(config.sampling.max_context or limit, limit), config.sampling.max_new_tokens)
-    soon = [prompt for step in range(min(config.steps, 8)) for prompt in prompts.at(step, 0, config.batch.prompts)]
-    if all(contexts(prompt) is None for prompt in soon):
-        raise UserError(
-            f"sampling.max_context: every prompt of the first steps is longer than the context of {contexts.max_context} "
-            "tokens; raise it, or choose shorter prompts"
-        )
-    contexts.num_skipped = 0  # that was a look ahead
+    _refuse_long_prompts(config, prompts, contexts)
     num_topk = max(maker.num_student_topk for maker in makers)
     sampling = Sampling(config.sampling.temperature, config.sampling.top_p, config.sampling.top_k, num_topk)
     return Parts(
@@ -130,6 +124,17 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         grader,
         notes,
     )
+
+
+def _refuse_long_prompts(config: RunConfig, prompts: PromptSource, contexts: Contexts) -> None:
+    """Refuses a run whose first steps would all be empty. A single long prompt is skipped and counted instead."""
+    soon = [prompt for step in range(min(config.steps, 8)) for prompt in prompts.at(step, 0, config.batch.prompts)]
+    if all(contexts(prompt) is None for prompt in soon):
+        raise UserError(
+            f"sampling.max_context: every prompt of the first steps is longer than the context of {contexts.max_context} "
+            "tokens; raise it, or choose shorter prompts"
+        )
+    contexts.num_skipped = 0  # that was a look ahead
 
 
 def _heldout(config: RunConfig) -> tuple[list[Prompt], Grader | None]:
