@@ -1,5 +1,7 @@
 """From a recipe to the objects that a run consists of. The only place that knows them all."""
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +20,14 @@ from opd.errors import UserError
 from opd.eval.grading import Grader
 from opd.models import context_limit, output_head
 from opd.objective.learner import Learner
-from opd.plugins import PromptSource, TermMaker
-from opd.records import Prompt, Sampling
-from opd.registry import PROMPT_SOURCES, TERM_MAKERS
-from opd.rollouts import Contexts
+from opd.plugins import PromptSource, RolloutController, TermMaker
+from opd.records import Array, Prompt, Sampling
+from opd.registry import CONTROLLERS, PROMPT_SOURCES, TERM_MAKERS
+from opd.rollouts import Contexts, Watch
 from opd.students.hf_sampler import HFSampler
 from opd.students.loading import load_student
 from opd.students.sampler import Sampler
-from opd.teachers.hf import HFTeacher
+from opd.teachers.opening import TeacherFacts, connect, facts_of, open_teachers
 from opd.teachers.pool import TeacherPool
 from opd.tokenization import eos_ids, load_tokenizer
 
@@ -42,29 +44,38 @@ class Parts:
     sampling: Sampling
     sampler: Sampler
     teachers: TeacherPool
+    controllers: list[RolloutController]
     makers: list[TermMaker]
     learner: Learner
     heldout: list[Prompt]
     grader: Grader | None
     notes: list[str]  # what the user should know about this combination
+    update_thread: ThreadPoolExecutor | None  # where updates run while other machines sample and score; None: in line
+    unit: int  # tokens after which controllers are asked
+
+    def watch(self, prompt: Prompt, slot: int, context_ids: Array) -> Watch | None:
+        """What shows a rollout to the controllers, where the recipe has any."""
+        if not self.controllers:
+            return None
+        stream = None
+        if any(controller.needs_scores for controller in self.controllers):
+            temperature = self.learner.spec.temperature
+            stream = self.teachers.stream(self.teachers.teacher_for(prompt), context_ids, temperature)
+        return Watch(self.controllers, prompt, slot, context_ids, self.unit, stream)
 
     def close(self) -> None:
-        """Ends the grader's workers."""
+        """Ends the grader's workers and the update's thread."""
         if self.grader is not None:
             self.grader.close()
+        if self.update_thread is not None:
+            self.update_thread.shutdown()
 
 
 def make_accelerator() -> Accelerator:
     """One process, or one of those that `--processes` or `accelerate launch` started."""
     ddp = DistributedDataParallelKwargs(broadcast_buffers=False)  # rotary tables: the same everywhere, from the start
     cpu = not torch.cuda.is_available()
-    accelerator = Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[ddp])  # autocast is the learner's
-    if accelerator.distributed_type == DistributedType.FSDP:
-        raise UserError(
-            "sampler: the Hugging Face sampler would hang under FSDP, whose processes must decode equally many tokens; "
-            "train with DDP (opd train --processes N), or through a vLLM sampler"
-        )
-    return accelerator
+    return Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[ddp])  # autocast is the learner's
 
 
 def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None) -> Parts:
@@ -73,34 +84,29 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     heldout, grader = _heldout(config)
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
 
+    controllers = [CONTROLLERS.load(name, "rollout")(section, config) for name, section in config.rollout.items()]
+
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
-    vocab, notes = common_vocabulary(config, tokenizer), list[str]()
+    served = connect(config.teachers)
+    facts = {name: facts_of(name, teacher, served) for name, teacher in config.teachers.items()}
+    vocab = common_vocabulary(tokenizer, facts.values())
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
-    first = prompts.at(0, 0, config.batch.prompts)
-    for finding in (found for name in config.teachers for found in examine_teacher(config, name, tokenizer, ends, first[0])):
-        if finding.level == "error":
-            raise UserError(f"{finding.subject}: {finding.text}; {finding.fix}")
-        if finding.level == "warn":
-            notes.append(f"{finding.subject}: {finding.text}; {finding.fix}")
+    notes = _examined(config, facts, tokenizer, ends, prompts)
 
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
     vocab = min(vocab, output_head(student).weight.shape[0])
-    sampler = _sampler(config, student, vocab, ends, clock)
+    sampler = _sampler(config, student, vocab, ends, clock, accelerator.distributed_type == DistributedType.FSDP)
     chunk_bytes = config.objective.max_logits_mib * 2**20
-    teachers = TeacherPool(
-        {
-            name: HFTeacher(name, teacher, vocab, device, chunk_bytes, busy=lambda: sampler.busy, clock=clock)
-            for name, teacher in config.teachers.items()
-        }
-    )
+    teachers = open_teachers(config.teachers, served, vocab, device, chunk_bytes, lambda: sampler.busy, clock)
+    needs_heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts)
     learner = Learner(
         student,
         config.objective,
         config.optimizer,
         accelerator=accelerator,
         num_steps=config.steps,
-        heads=teachers.heads,
+        heads=teachers.heads(device) if needs_heads else {},
         vocab=vocab,
         temperature=config.loss_temperature,
     )
@@ -118,12 +124,38 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         sampling,
         sampler,
         teachers,
+        controllers,
         makers,
         learner,
         heldout,
         grader,
         notes,
+        _update_thread(device) if config.lookahead and (sampler.concurrent or len(served) == len(facts)) else None,
+        config.sampler.chunk_tokens,
     )
+
+
+def _examined(
+    config: RunConfig,
+    facts: dict[str, TeacherFacts],
+    tokenizer: PreTrainedTokenizerBase,
+    ends: tuple[int, ...],
+    prompts: PromptSource,
+) -> list[str]:
+    """What the user should know about the teachers; refuses one that cannot teach this student."""
+    notes, first = [], prompts.at(0, 0, config.batch.prompts)[0]
+    for finding in (found for one in facts.values() for found in examine_teacher(config, one, tokenizer, ends, first)):
+        if finding.level == "error":
+            raise UserError(f"{finding.subject}: {finding.text}; {finding.fix}")
+        if finding.level == "warn":
+            notes.append(f"{finding.subject}: {finding.text}; {finding.fix}")
+    return notes
+
+
+def _update_thread(device: torch.device) -> ThreadPoolExecutor:
+    """One thread, whose current device is the trainer's: a new thread would begin with the first."""
+    enter = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else (lambda: None)
+    return ThreadPoolExecutor(1, "update", initializer=enter)
 
 
 def _refuse_long_prompts(config: RunConfig, prompts: PromptSource, contexts: Contexts) -> None:
@@ -134,7 +166,6 @@ def _refuse_long_prompts(config: RunConfig, prompts: PromptSource, contexts: Con
             f"sampling.max_context: every prompt of the first steps is longer than the context of {contexts.max_context} "
             "tokens; raise it, or choose shorter prompts"
         )
-    contexts.num_skipped = 0  # that was a look ahead
 
 
 def _heldout(config: RunConfig) -> tuple[list[Prompt], Grader | None]:
@@ -147,7 +178,11 @@ def _heldout(config: RunConfig) -> tuple[list[Prompt], Grader | None]:
     return heldout, Grader(config.eval.time_limit_s, verifier=config.eval.reward)
 
 
-def _sampler(config: RunConfig, student: nn.Module, vocab: int, ends: tuple[int, ...], clock: Clock) -> Sampler:
+def _sampler(
+    config: RunConfig, student: nn.Module, vocab: int, ends: tuple[int, ...], clock: Clock, sharded: bool
+) -> Sampler:
+    """Processes decode unequally many tokens, so under FSDP each needs whole weights of its own: a sharded student would
+    have the others wait for ever."""
     dtype = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
     return HFSampler(
         student,
@@ -156,15 +191,12 @@ def _sampler(config: RunConfig, student: nn.Module, vocab: int, ends: tuple[int,
         max_rows=config.sampler.max_rows,
         chunk_tokens=config.sampler.chunk_tokens,
         dtype=getattr(torch, dtype),
+        copy_weights=sharded,
         clock=clock,
     )
 
 
-def common_vocabulary(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+def common_vocabulary(tokenizer: PreTrainedTokenizerBase, teachers: Iterable[TeacherFacts]) -> int:
     """How many ids the student shares with every teacher. Raises `UserError` where they mean different tokens."""
-    sizes = []
-    for name, teacher in config.teachers.items():
-        field = f"teachers.{name}.model"
-        other = load_tokenizer(teacher.model, field, teacher.revision)
-        sizes.append(shared_vocabulary(tokenizer.get_vocab(), other.get_vocab(), field).size)
-    return min(sizes)
+    own = tokenizer.get_vocab()
+    return min(shared_vocabulary(own, one.tokenizer.get_vocab(), one.field).size for one in teachers)

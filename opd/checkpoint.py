@@ -5,7 +5,7 @@ No pickle: tensors are safetensors, the rest JSON. A checkpoint appears under it
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,13 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from transformers import PreTrainedTokenizerBase
 
+from opd.config import BatchConfig
 from opd.errors import UserError
 from opd.files import new_folder
 from opd.objective.learner import Learner
+from opd.plugins import PromptSource
+from opd.records import Rollout
+from opd.saved_rollouts import load_rollouts, save_rollouts
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -39,7 +43,13 @@ def step_of(path: Path) -> int:
 
 
 def save(
-    folder: Path, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase, state: Mapping[str, Any], keep: int
+    folder: Path,
+    step: int,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    state: Mapping[str, Any],
+    in_flight: Sequence[Rollout],
+    keep: int,
 ) -> Path:
     """Writes `folder/step-N` and deletes all but the newest `keep`. Every process calls this; the main one writes.
 
@@ -61,6 +71,8 @@ def save(
             groups = [{k: v for k, v in group.items() if k != "params"} for group in moments["param_groups"]]
             params = [group["params"] for group in moments["param_groups"]]
             record = {**state, "learner": learner.state_dict(), "param_groups": groups, "params": params}
+            if in_flight:
+                save_rollouts(trainer / "in_flight.safetensors", in_flight)
             (trainer / "state.json").write_text(json.dumps(record), encoding="utf-8")
         whole = [old for old in folder.glob("step-*") if old.name.removeprefix("step-").isdigit()]
         for old in sorted(whole, key=step_of)[:-keep]:
@@ -94,3 +106,13 @@ def load_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> No
     moments: Any = {"state": entries, "param_groups": groups}
     set_optimizer_state_dict(learner.loss, learner.optimizer.optimizer, moments, options=WHOLE)
     learner.load_state_dict(state["learner"])
+
+
+def load_in_flight(path: Path, batch: BatchConfig, prompts: PromptSource, step: int) -> dict[int, Rollout]:
+    """The rollouts of `step`, by slot, that had started when the checkpoint was written. Raises `UserError`."""
+    file = path / "trainer" / "in_flight.safetensors"
+    if not file.exists():
+        return {}
+    drawn = prompts.at(step, 0, batch.prompts)
+    rollouts = load_rollouts(file, lambda slot: drawn[slot // batch.rollouts_per_prompt])
+    return {rollout.slot: rollout for rollout in rollouts}

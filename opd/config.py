@@ -17,7 +17,7 @@ from opd.errors import UserError
 from opd.eval.config import EvalConfig
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
 from opd.recipes import find_recipe, overlay, read_recipe
-from opd.registry import PROMPT_SOURCES, TERM_MAKERS
+from opd.registry import CONTROLLERS, PROMPT_SOURCES, TERM_MAKERS
 from opd.spelling import nearest
 from opd.students.config import SamplerConfig, SamplingConfig, StudentConfig
 from opd.teachers.config import TeacherConfig
@@ -73,6 +73,11 @@ class RunConfig:
     """Teachers by name. A prompt's domain routes it; a single one serves all."""
     prompts: dict[str, Any] = field(default_factory=dict)
     """The prompt source: `type`, and what that source takes."""
+    rollout: dict[str, Any] = field(default_factory=dict)
+    """Rollout controllers by name; a rollout stops when one of them says so."""
+    lookahead: int = 0
+    """1 lets the next step's rollouts start before this step's update, so that sampling and scoring elsewhere overlap with
+    it; they are then one update behind."""
     terms: dict[str, Any] = field(default_factory=dict)
     """Term makers by name; their terms are added up."""
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -115,6 +120,7 @@ def build_config(raw: Mapping[str, Any]) -> RunConfig:
     config = dataclasses.replace(
         config,
         prompts={"type": str(config.prompts.get("type", "dataset")), "config": _typed(source.Config, prompts, "prompts")},
+        rollout=_plugins(CONTROLLERS, config.rollout, "rollout"),
         terms=_plugins(TERM_MAKERS, config.terms, "terms"),
     )
     check(config)

@@ -14,6 +14,7 @@ from opd.locate import locate
 from opd.models import model_limits
 from opd.records import Prompt
 from opd.registry import PROMPT_SOURCES
+from opd.teachers.opening import TeacherFacts, connect, facts_of
 from opd.tokenization import eos_ids, load_tokenizer, render, render_text
 
 SAMPLE = 256  # prompts whose length is measured
@@ -37,27 +38,29 @@ def examine(config: RunConfig) -> list[Finding]:
     findings = [*_prompt(tokenizer, prompts[0]), _lengths(config, tokenizer, prompts), _temperature(config)]
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
     findings.append(Finding("ok", "EOS of the student", _names(tokenizer, ends)))
-    findings += _head("student.model", config.student.model, config.student.revision, tokenizer)
-    for name in config.teachers:
-        findings += examine_teacher(config, name, tokenizer, ends, prompts[0])
+    findings += _head(
+        "student.model", model_limits(config.student.model, "student.model", config.student.revision)[1], tokenizer
+    )
+    served = connect(config.teachers)
+    for name, teacher in config.teachers.items():
+        findings += examine_teacher(config, facts_of(name, teacher, served), tokenizer, ends, prompts[0])
     return [*findings, _memory(config)]
 
 
 def examine_teacher(
-    config: RunConfig, name: str, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], prompt: Prompt
+    config: RunConfig, teacher: TeacherFacts, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], prompt: Prompt
 ) -> list[Finding]:
     """Whether one teacher and the student mean the same: ids, EOS, template, vocabulary, context. A run looks too."""
-    teacher, field = config.teachers[name], f"teachers.{name}.model"
-    other = load_tokenizer(teacher.model, field, teacher.revision)
+    field, other = teacher.field, teacher.tokenizer
     maps = _vocabularies(field, tokenizer, other, ends)
     if maps[-1].level == "error":
         return maps  # nothing else about this teacher means anything
     return [
         *maps,
-        *_same_eos(field, tokenizer, ends, eos_ids(teacher.model, field, other, teacher.revision)),
+        *_same_eos(field, tokenizer, ends, teacher.eos_ids),
         *_same_rendering(field, tokenizer, other, prompt),
-        *_head(field, teacher.model, teacher.revision, other),
-        *_context(config, field, teacher.model, teacher.revision),
+        *_head(field, teacher.num_rows, other),
+        *_context(config, field, teacher.max_context),
     ]
 
 
@@ -105,8 +108,7 @@ def _names(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
     return ", ".join(f"{i} {tokenizer.convert_ids_to_tokens(i)!r}" for i in ids)
 
 
-def _head(field: str, name: str, revision: str | None, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
-    rows = model_limits(name, field, revision)[1]
+def _head(field: str, rows: int, tokenizer: PreTrainedTokenizerBase) -> list[Finding]:
     used = max(tokenizer.get_vocab().values()) + 1
     if rows < used:
         text = f"{rows} output rows for {used} token ids"
@@ -162,10 +164,9 @@ def _same_rendering(
     return [Finding("warn", f"{field} template", text, fix)]
 
 
-def _context(config: RunConfig, field: str, name: str, revision: str | None) -> list[Finding]:
+def _context(config: RunConfig, field: str, theirs: int) -> list[Finding]:
     mine, _ = model_limits(config.student.model, "student.model", config.student.revision)
     mine = min(config.sampling.max_context or mine, mine)
-    theirs, _ = model_limits(name, field, revision)
     if theirs < mine:
         fix = f"set sampling.max_context={theirs}"
         return [Finding("error", f"{field} context", f"{theirs} tokens, rollouts may have {mine}", fix)]
@@ -180,6 +181,8 @@ def _memory(config: RunConfig) -> Finding:
     sampler = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
     total = student * master + trained * 3 * master + (0 if sampler == config.student.dtype else student * size[sampler])
     for name, teacher in config.teachers.items():
+        if teacher.urls or teacher.model is None:
+            continue  # somewhere else
         count, stored = _parameters(teacher.model, f"teachers.{name}.model", teacher.revision)
         total += count * (stored if teacher.dtype == "auto" else size[teacher.dtype])
     total += 2 * config.objective.max_logits_mib * 2**20

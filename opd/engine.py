@@ -1,76 +1,123 @@
 """The engine: prompts -> rollouts -> scores -> terms -> loss -> update -> sync -> evaluation, in this order.
 
 It knows no strategy. What a run consists of is put together in `opd.assembly`; what is written down, in `opd.recorder`.
+One event loop drives a whole run: scoring overlaps sampling, and with `lookahead: 1` both overlap the update.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
+from accelerate.utils import gather_object
 
 from opd.assembly import Parts
 from opd.checkpoint import save
 from opd.config import RunConfig
 from opd.eval.heldout import evaluate
+from opd.flight import Flight
 from opd.objective.batching import Taught
+from opd.objective.learner import Metrics
 from opd.recorder import Recorder
-from opd.records import Prompt
+from opd.records import Prompt, Rollout
 from opd.rollouts import sample_rollout
 from opd.students.noise import slot_seed
+from opd.teachers.pool import Tally
 
 
 class Engine:
-    """One run."""
+    """One run. `known` are rollouts of the next step, by slot, that a checkpoint found in flight."""
 
-    def __init__(self, config: RunConfig, parts: Parts, recorder: Recorder, step: int = 0) -> None:
-        self.config, self.parts, self.recorder, self.step = config, parts, recorder, step
+    def __init__(
+        self, config: RunConfig, parts: Parts, recorder: Recorder, step: int = 0, known: Mapping[int, Rollout] | None = None
+    ) -> None:
+        self.config, self.parts, self.recorder, self.step, self.known = config, parts, recorder, step, known or {}
+        self.flight: Flight | None = None  # the next step's rollouts, where they have started
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """From `self.step` to the recipe's last step."""
+        try:
+            if self.step == 0:
+                await self.evaluate()
+            while self.step < self.config.steps:
+                await self.take_step()
+        finally:
+            if self.flight is not None:
+                await self.flight.cancel()
+            await self.parts.teachers.close()
+
+    async def take_step(self) -> None:
         config, parts, clock = self.config, self.parts, self.parts.clock
-        parts.sampler.sync(parts.learner.student, version=self.step)
-        if self.step == 0:
-            self.recorder.evaluation(0, evaluate(config, parts))
-        while self.step < config.steps:
-            torch.manual_seed(slot_seed(config.seed, self.step, parts.accelerator.process_index))
-            with clock("step"):
-                with clock("prompts"):
-                    prompts = parts.prompts.at(self.step, 0, config.batch.prompts)
-                taught = asyncio.run(self.teach(prompts))
-                with clock("update"):
-                    metrics = parts.learner.update(taught)
-                self.step += 1
-                with clock("sync"):
-                    parts.sampler.sync(parts.learner.student, version=self.step)
-            self.recorder.step(self.step, taught, metrics)
-            last = self.step == config.steps
-            if last or (config.eval.every and self.step % config.eval.every == 0):
-                self.recorder.evaluation(self.step, evaluate(config, parts))
-            if last or (config.checkpoint.every and self.step % config.checkpoint.every == 0):
-                self.save()
+        with clock("step"):
+            self.flight = self.flight or self.begin(self.step)
+            with clock("wait"):
+                landed = await self.flight.landed()
+            self.flight = self.begin(self.step + 1) if config.lookahead and self.step + 1 < config.steps else None
+            if self.flight is not None and not parts.sampler.concurrent:
+                await self.flight.sampled()  # it decodes with the weights that are about to change
+                await asyncio.sleep(0)  # and puts its things away
+            with clock("update"):
+                metrics = await self.update(landed.taught)
+            self.step += 1
+        self.recorder.step(self.step, landed, metrics)
+        last = self.step == config.steps
+        if last or (config.eval.every and self.step % config.eval.every == 0):
+            await self.evaluate()
+        if last or (config.checkpoint.every and self.step % config.checkpoint.every == 0):
+            await self.save()
 
-    async def teach(self, prompts: Sequence[Prompt]) -> list[Taught]:
-        """This process's rollouts of the step, each with its terms. Slots are dealt to the processes by index."""
-        accelerator, copies = self.parts.accelerator, self.config.batch.rollouts_per_prompt
-        slots = range(accelerator.process_index, len(prompts) * copies, accelerator.num_processes)
-        taught = await asyncio.gather(*(self.teach_one(prompts[slot // copies], slot) for slot in slots))
-        return [pair for pair in taught if pair is not None]
+    def begin(self, step: int) -> Flight:
+        """Starts this process's rollouts of `step` under the student as it is. Slots are dealt to processes by index."""
+        parts, copies = self.parts, self.config.batch.rollouts_per_prompt
+        with parts.clock("sync"):
+            parts.sampler.sync(parts.learner.student, version=self.step)
+        with parts.clock("prompts"):
+            prompts = parts.prompts.at(step, 0, self.config.batch.prompts)
+        known, self.known = self.known, {}
+        slots = range(parts.accelerator.process_index, len(prompts) * copies, parts.accelerator.num_processes)
+        tally = Tally(parts.teachers)
+        sampling = [asyncio.create_task(self.sample(prompts[slot // copies], step, slot, known)) for slot in slots]
+        teaching = [asyncio.create_task(self.teach(task, tally)) for task in sampling]
+        return Flight(step, sampling, teaching, tally)
 
-    async def teach_one(self, prompt: Prompt, slot: int) -> Taught | None:
-        """One rollout and its terms; scoring starts when it ends, while others still decode. None: prompt too long."""
+    async def sample(self, prompt: Prompt, step: int, slot: int, known: Mapping[int, Rollout]) -> Rollout | None:
+        """One rollout. None: its prompt is too long."""
         parts = self.parts
         context_ids = parts.contexts(prompt)
         if context_ids is None:
             return None
-        seed = slot_seed(self.config.seed, self.step, slot)
-        room = parts.contexts.room(context_ids)
-        rollout = await sample_rollout(parts.sampler, prompt, slot, context_ids, seed, room, parts.sampling)
-        terms = await asyncio.gather(*(maker.collect(rollout, parts.teachers) for maker in parts.makers))
+        if slot in known:
+            return known[slot]
+        seed, room = slot_seed(self.config.seed, step, slot), parts.contexts.room(context_ids)
+        watch = parts.watch(prompt, slot, context_ids)
+        return await sample_rollout(parts.sampler, prompt, slot, context_ids, seed, room, parts.sampling, watch)
+
+    async def teach(self, sampling: "asyncio.Task[Rollout | None]", tally: Tally) -> Taught | None:
+        """A rollout with its terms; scoring starts when it ends, while others still decode."""
+        rollout = await sampling
+        if rollout is None:
+            return None
+        terms = await asyncio.gather(*(maker.collect(rollout, tally) for maker in self.parts.makers))
         return rollout, [term for made in terms for term in made]
 
-    def save(self) -> None:
-        """A checkpoint of everything that has state."""
+    async def update(self, taught: list[Taught]) -> Metrics:
+        """The learner's work; in a thread where other machines' answers would otherwise wait for it."""
+        torch.manual_seed(slot_seed(self.config.seed, self.step, self.parts.accelerator.process_index))  # for dropout
+        if self.flight is None or self.parts.update_thread is None:
+            return self.parts.learner.update(taught)
+        return await asyncio.get_running_loop().run_in_executor(self.parts.update_thread, self.parts.learner.update, taught)
+
+    async def evaluate(self) -> None:
+        """Held-out accuracy and KL of the student as it is."""
+        if self.flight is not None:
+            await self.flight.sampled()
+        self.parts.sampler.sync(self.parts.learner.student, version=self.step)
+        self.recorder.evaluation(self.step, await evaluate(self.config, self.parts))
+
+    async def save(self) -> None:
+        """A checkpoint of everything that has state, rollouts in flight included: the weights that sampled them are gone."""
         parts, config = self.parts, self.config.checkpoint
+        in_flight = await self.flight.sampled() if self.flight is not None else []
         with parts.clock("checkpoint"):
-            state = {"step": self.step, "recorder": self.recorder.state_dict()}
-            save(self.recorder.directory.checkpoints, self.step, parts.learner, parts.tokenizer, state, config.keep)
+            state = {"step": self.step, "recorder": self.recorder.state_dict(), "teachers": parts.teachers.digests}
+            folder = self.recorder.directory.checkpoints
+            save(folder, self.step, parts.learner, parts.tokenizer, state, gather_object(in_flight), config.keep)

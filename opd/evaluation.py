@@ -1,5 +1,6 @@
 """`opd.evaluate`: the accuracy of a model on problems with answers."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +58,8 @@ def evaluate(
             def done(count: int) -> None:
                 bar.advance(task, count)
 
-            result = accuracy(sampler, problems, contexts, grader, sampling, samples=samples, seed=seed, done=done)
+            work = accuracy(sampler, problems, contexts, grader, sampling, samples=samples, seed=seed, done=done)
+            result = asyncio.run(work)
     settings = {"model": model, "samples": samples, "temperature": temperature, "top_p": top_p}
     result = {**settings, "max_new_tokens": max_new_tokens, "seed": seed, **result}
     write_text(Path(out) / "results.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")

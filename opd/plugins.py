@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from opd.records import Prompt, Rollout, ScoreRequest, Scores, Term
+from opd.records import Progress, Prompt, Rollout, ScoreRequest, Scores, Term
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -33,11 +33,30 @@ class PromptSource(Protocol):
         ...
 
 
+class RolloutController(Protocol):
+    """Chooses when a rollout stops. Decisions must follow from what it is shown alone, never from when it is shown."""
+
+    Config: ClassVar[type]
+    needs_scores: bool  # whether it looks at the teacher's log-probs, which then come while the student decodes
+
+    def __init__(self, config: Any, run: "RunConfig") -> None: ...
+
+    @staticmethod
+    def check(config: Any, run: "RunConfig") -> None:
+        """Raises `UserError` when the recipe as a whole cannot work with it."""
+        ...
+
+    def stops(self, progress: Progress) -> bool:
+        """Whether the turn ends here. Asked after every `sampler.chunk_tokens` tokens; those sampled since are discarded."""
+        ...
+
+
 class TermMaker(Protocol):
     """Asks frozen models for what it needs and turns the answers into terms of the loss."""
 
     Config: ClassVar[type]
     num_student_topk: int  # how many of the student's own most likely tokens it wants with each sampled one
+    needs_hidden: bool  # whether it asks for hidden states, so that the learner needs the teachers' output heads
 
     def __init__(self, config: Any, run: "RunConfig") -> None: ...
 

@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 
 from opd.assembly import Parts
 from opd.config import RunConfig
+from opd.flight import Landed
 from opd.objective.batching import Taught, num_trainable
 from opd.progress import ProgressBar
 from opd.records import Rollout
@@ -28,11 +29,10 @@ class Recorder:
         self.begin_s = time.perf_counter()
         self.totals = {"wall_s": 0.0, "sampled_tokens": 0, "trained_tokens": 0, "skipped_prompts": 0}
         self.evaluations: dict[str, dict[str, Any]] = {}
-        self._skipped = self._floored = 0
 
-    def step(self, step: int, taught: Sequence[Taught], metrics: Mapping[str, float]) -> None:
+    def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
         """Step `step` is done: one line of metrics, and now and then sample rollouts."""
-        counts = _summed(gather_object([self._counts(taught)]))
+        counts = _summed(gather_object([_counts(step, landed)]))
         for name in ("sampled_tokens", "trained_tokens", "skipped_prompts"):
             self.totals[name] += int(counts[name])
         rollouts = max(1, counts["rollouts"])
@@ -40,6 +40,9 @@ class Recorder:
         if self.parts.sampling.truncated or self.config.loss_temperature != self.config.sampling.temperature:
             figures.pop("mismatch", None)  # two different distributions: their distance says nothing
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
+        if self.parts.controllers:
+            figures |= {"discarded_tokens": counts["discarded_tokens"], "stopped_rate": counts["stopped"] / rollouts}
+        figures["staleness"] = counts["staleness"] / max(1, counts["sampled_tokens"])
         figures["response_tokens"] = counts["sampled_tokens"] / rollouts
         figures |= {f"{name}_rate": counts[name] / rollouts for name in ("eos", "truncated")}
         timings = self.parts.clock.read()
@@ -53,7 +56,7 @@ class Recorder:
         for tracker in self.trackers:
             tracker.log(step, row)
         if self.config.trackers.rollouts_every and step % self.config.trackers.rollouts_every == 0:
-            self._sample_rollouts(step, taught)
+            self._sample_rollouts(step, landed.taught)
         self.bar.step(step, row)
 
     def evaluation(self, step: int, result: Mapping[str, Any] | None) -> None:
@@ -97,21 +100,6 @@ class Recorder:
     def _wall_s(self) -> float:
         return self.totals["wall_s"] + time.perf_counter() - self.begin_s
 
-    def _counts(self, taught: Sequence[Taught]) -> dict[str, float]:
-        """This process's counts of the step."""
-        skipped, floored = self.parts.contexts.num_skipped, self.parts.teachers.num_floored
-        counts: dict[str, float] = {
-            "rollouts": len(taught),
-            "sampled_tokens": sum(rollout.num_tokens for rollout, _ in taught),
-            "trained_tokens": num_trainable(taught)[0],
-            "eos": sum(rollout.finish == "eos" for rollout, _ in taught),
-            "truncated": sum(rollout.finish == "length" for rollout, _ in taught),
-            "skipped_prompts": skipped - self._skipped,
-            "floored_logps": floored - self._floored,
-        }
-        self._skipped, self._floored = skipped, floored
-        return counts
-
     def _sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
         rows = [self._row(rollout) for rollout, _ in taught[: self.config.trackers.num_rollouts]]
         self.directory.write_rows(f"rollouts/step-{step}.jsonl", rows)
@@ -140,3 +128,21 @@ def peak_gib() -> float:
 
 def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(part[name] for part in parts) for name in parts[0]}
+
+
+def _counts(step: int, landed: Landed) -> dict[str, float]:
+    """This process's counts of a step; `step - 1` updates came before it."""
+    rollouts = [rollout for rollout, _ in landed.taught]
+    turns = [turn for rollout in rollouts for turn in rollout.turns]
+    return {
+        "rollouts": len(rollouts),
+        "sampled_tokens": sum(rollout.num_tokens for rollout in rollouts),
+        "discarded_tokens": sum(turn.num_discarded for turn in turns),
+        "trained_tokens": num_trainable(landed.taught)[0],
+        "eos": sum(rollout.finish == "eos" for rollout in rollouts),
+        "truncated": sum(rollout.finish == "length" for rollout in rollouts),
+        "stopped": sum(rollout.finish == "stopped" for rollout in rollouts),
+        "staleness": sum(int((step - 1 - turn.policy_versions).sum()) for turn in turns),
+        "skipped_prompts": landed.num_skipped,
+        "floored_logps": landed.num_floored,
+    }

@@ -6,7 +6,7 @@ but these records, so they need no torch.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -93,6 +93,7 @@ class Turn:
     topk_ids: Array | None = None  # [n, k] int32
     topk_logps: Array | None = None  # [n, k] float32
     num_reused: int = 0  # leading sampled tokens taken from an earlier rollout: context, never trained
+    num_discarded: int = 0  # tokens sampled beyond the place where a controller stopped the turn, and thrown away
     versions: tuple[tuple[int, int], ...] = ((0, 0),)  # (first token, policy version), ascending
 
     @classmethod
@@ -113,10 +114,46 @@ class Turn:
             versions=tuple(changes),
         )
 
+    def stopped_at(self, length: int) -> "Turn":
+        """The turn as a controller stopped it after `length` tokens. One that had ended there by itself keeps its finish."""
+        assert length > 0
+        if length == len(self.sampled_ids):
+            return self
+        return replace(
+            self,
+            sampled_ids=self.sampled_ids[:length],
+            sampler_logps=self.sampler_logps[:length],
+            finish="stopped",
+            topk_ids=None if self.topk_ids is None else self.topk_ids[:length],
+            topk_logps=None if self.topk_logps is None else self.topk_logps[:length],
+            num_discarded=self.num_discarded + len(self.sampled_ids) - length,
+            versions=tuple(pair for pair in self.versions if pair[0] < length),
+        )
+
+    @property
+    def policy_versions(self) -> Array:
+        """[n] int64: the policy that sampled each token."""
+        starts, versions = np.array(self.versions).T
+        return versions[np.searchsorted(starts, np.arange(len(self.sampled_ids)), side="right") - 1]
+
     @property
     def trainable(self) -> Array:
         """[n] bool: what the student sampled now. No EOS is invented for a truncated turn."""
         return np.arange(len(self.sampled_ids)) >= self.num_reused
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """A turn that is still being sampled, as a rollout controller sees it after each unit of tokens.
+
+    Example: `Progress(prompt, slot=0, context_ids=np.array([1, 5]), sampled_ids=np.array([4, 2]), logps=None)`
+    """
+
+    prompt: Prompt
+    slot: int
+    context_ids: Array  # [c] int32
+    sampled_ids: Array  # [n] int32, so far
+    logps: Array | None  # [n] float32, the teacher's log-probs of them, where the controller needs scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,6 +196,14 @@ class ScoreRequest:
     ids: Array | None = None  # [n, m] int32: wants the log-probs of these tokens
     hidden: bool = False  # wants the last hidden states alone, from which a head gives every log-prob
     temperature: float = 1.0  # log-probs are those of softmax(logits / temperature)
+    stream: str | None = None  # an unfinished sequence whose KV cache the model keeps; it then holds this request's tokens
+    keep_tokens: int = 0  # with `stream`: `context_ids` follow its first so many tokens, the others are dropped
+    keep_crc: int | None = None  # CRC-32 of those tokens as int32: a stream that holds others counts as lost
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the request carries."""
+        return len(self.context_ids) + len(self.token_ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +219,7 @@ class Scores:
     tail: Array | None = None  # [n] float32: the probability outside `topk_ids`
     hidden: Any = None  # [n, H] torch tensor in the model's type, opaque to plug-ins
     head: str | None = None  # which output head turns `hidden` into logits
+    num_floored: int = 0  # log-probs of this answer that were raised to the floor
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Plug-ins by name. One strategy is one file, one `Config` dataclass, one class, and one line here.
 
 A class is imported when a recipe names it, so that listing recipes stays cheap. Third parties register through the entry
-point groups `opd.prompt_sources` and `opd.term_makers`, with the same meaning as a line here.
+point groups `opd.prompt_sources`, `opd.rollout_controllers` and `opd.term_makers`, with the same meaning as a line here.
 """
 
 from dataclasses import dataclass
@@ -41,6 +41,7 @@ PROMPT_SOURCES = Registry(
         "dataset": "opd.strategies.dataset:DatasetPrompts",
     },
 )
+CONTROLLERS = Registry("rollout controller", "opd.rollout_controllers", {})
 TERM_MAKERS = Registry(
     "term maker",
     "opd.term_makers",

@@ -22,6 +22,7 @@ from opd.files import explain_full_disk, explain_unwritable, write_text
 from opd.recipes import read_recipe
 
 FREE_TO_CHANGE = ("steps", "eval", "checkpoint", "trackers")  # sections that a resumed run may set anew
+MAY_MOVE = ("url", "token_file", "timeout_s", "deadline_s", "max_in_flight")  # of a teacher: the same model elsewhere
 
 
 class RunDirectory:
@@ -111,7 +112,8 @@ class RunDirectory:
             raise UserError(f"{self.path / 'config.yaml'} is damaged ({error}); restore it, or use --overwrite") from None
         now = _flat(to_mapping(config))
         for key in sorted(before.keys() | now.keys()):
-            if key.partition(".")[0] not in FREE_TO_CHANGE and before.get(key) != now.get(key):
+            free = key.partition(".")[0] in FREE_TO_CHANGE or (key.startswith("teachers.") and key.endswith(MAY_MOVE))
+            if not free and before.get(key) != now.get(key):
                 raise UserError(
                     f"{key}: the run in {self.path} began with {before.get(key)!r}, not {now.get(key)!r}; "
                     "resume it with the same recipe, or name another --out"
@@ -137,8 +139,9 @@ def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and commit of this machine."""
+    """Versions, hardware and commit of this machine, and how the processes of the run share the student."""
     import torch
+    from accelerate.state import AcceleratorState
 
     packages = ("opd", "torch", "transformers", "tokenizers", "accelerate", "numpy", "peft", "vllm")
     cuda = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -147,6 +150,8 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": {name: found for name in packages if (found := _version(name))},
         "cuda": cuda,
+        "distributed": AcceleratorState().distributed_type.value,
+        "num_processes": AcceleratorState().num_processes,
         "num_threads": torch.get_num_threads(),
         "git": _commit(),
     }

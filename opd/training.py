@@ -1,5 +1,6 @@
 """`opd.train`: a recipe and a directory in, a trained student out."""
 
+import asyncio
 import os
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +20,7 @@ def train(
     import torch
 
     from opd.assembly import assemble, make_accelerator
-    from opd.checkpoint import latest, load_optimizer, read_state, step_of
+    from opd.checkpoint import latest, load_in_flight, load_optimizer, read_state, step_of
     from opd.engine import Engine
     from opd.progress import ProgressBar
     from opd.recorder import Recorder
@@ -37,8 +38,11 @@ def train(
         torch.manual_seed(config.seed)
         parts = assemble(config, accelerator, checkpoint)
         closing.callback(parts.close)
+        known = {}
         if checkpoint is not None:
             load_optimizer(checkpoint, parts.learner, state)
+            parts.teachers.check_digests(state.get("teachers", {}))
+            known = load_in_flight(checkpoint, config.batch, parts.prompts, done)
         directory.begin(done)  # everything is loaded: only now may an older run be replaced
         trackers = open_trackers(config.trackers, config, directory.path) if main else []
         for tracker in trackers:
@@ -52,5 +56,5 @@ def train(
             bar.say(f"resuming after step {done} from {os.path.relpath(checkpoint)}")
         elif resume:
             bar.say(f"note: nothing to resume in {out}: starting at step 1")
-        Engine(config, parts, recorder, done).run()
+        asyncio.run(Engine(config, parts, recorder, done, known).run())
         return recorder.finish()

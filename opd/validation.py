@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from opd.data import DatasetConfig, check_path
 from opd.errors import UserError
 from opd.locate import check_location
-from opd.registry import TERM_MAKERS
+from opd.registry import CONTROLLERS, TERM_MAKERS
+from opd.teachers.client.addresses import check_addresses
+from opd.teachers.config import TeacherConfig
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -29,6 +31,10 @@ def check(config: "RunConfig") -> None:
         raise UserError("teachers: name at least one, as in teachers.default.model=FOLDER")
     if not config.terms:
         raise UserError(f"terms: name at least one of {', '.join(TERM_MAKERS.names())}")
+    if config.lookahead not in (0, 1):
+        raise UserError(f"lookahead is {config.lookahead}: it must be 0 or 1")
+    for name, controller in config.rollout.items():
+        CONTROLLERS.load(name, "rollout").check(controller, config)
     for name, term in config.terms.items():
         TERM_MAKERS.load(name, "terms").check(term, config)
 
@@ -37,7 +43,10 @@ def check_files(config: "RunConfig") -> None:
     """Refuses models and files that do not exist, without loading any. Raises `UserError` naming the field."""
     check_location(config.student.model, "student.model")
     for name, teacher in config.teachers.items():
-        check_location(teacher.model, f"teachers.{name}.model")
+        if teacher.model is not None and not teacher.urls:  # the folder may be on the server's machine alone
+            check_location(teacher.model, f"teachers.{name}.model")
+            if teacher.adapter is not None:
+                check_location(teacher.adapter, f"teachers.{name}.adapter")
     for key, source in {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}.items():
         if isinstance(source, DatasetConfig):
             check_path(source.path, key)
@@ -94,5 +103,24 @@ def _check_ranges(config: "RunConfig") -> None:
             f"optimizer.warmup_ratio is {config.optimizer.warmup_ratio}: it is a share of the updates, at most 1"
         )
     for name, teacher in config.teachers.items():
-        if not (teacher.logp_floor < 0 and teacher.max_batch_tokens >= 1):
-            raise UserError(f"teachers.{name}: logp_floor must be negative and max_batch_tokens at least 1")
+        _check_teacher(f"teachers.{name}", teacher)
+
+
+def _check_teacher(field: str, teacher: TeacherConfig) -> None:
+    if teacher.model is None and not teacher.urls:
+        raise UserError(f"{field}.model is missing: set it in the recipe or as {field}.model=VALUE, or give {field}.url")
+    if teacher.urls:
+        check_addresses(teacher.urls, f"{field}.url")
+    if teacher.model is None and teacher.adapter is not None:
+        raise UserError(f"{field}.adapter needs {field}.model; to ask a server for one of its models, set {field}.served_as")
+    for key in ("served_as", "token_file", "digest"):
+        if getattr(teacher, key) is not None and not teacher.urls:
+            raise UserError(f"{field}.{key} has no effect without {field}.url; leave it out")
+    at_least = {"max_batch_tokens": 1, "max_in_flight": 1}
+    for key, least in at_least.items():
+        if getattr(teacher, key) < least:
+            raise UserError(f"{field}.{key} is {getattr(teacher, key)}: it must be at least {least}")
+    if not teacher.logp_floor < 0 or not math.isfinite(teacher.logp_floor):
+        raise UserError(f"{field}.logp_floor is {teacher.logp_floor}: it must be negative")
+    if not 0 < teacher.timeout_s <= teacher.deadline_s < math.inf:
+        raise UserError(f"{field}: timeout_s must be positive and at most deadline_s")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from opd.clock import Clock
@@ -50,6 +51,8 @@ class _Row:
 class HFSampler:
     """See the module. Raises `UserError` for a model whose layers are not all full attention."""
 
+    concurrent = False
+
     def __init__(
         self,
         student: nn.Module,
@@ -59,11 +62,13 @@ class HFSampler:
         max_rows: int = 64,
         chunk_tokens: int = 16,
         dtype: torch.dtype | None = None,
+        copy_weights: bool = False,
         clock: Clock | None = None,
     ) -> None:
+        """`copy_weights` keeps a copy even where the student's own weights would do: they may be sharded later."""
         own = next(student.parameters()).dtype
-        self.shared = dtype in (None, own)
-        self.model = student if self.shared else _in_type(copy.deepcopy(student), dtype)
+        self.shared = dtype in (None, own) and not copy_weights
+        self.model = student if self.shared else _in_type(copy.deepcopy(student), dtype or own)
         _refuse_partial_attention(self.model)
         _refuse_other_masks(self.model)
         self.vocab, self.eos_ids = vocab, torch.tensor(sorted(eos_ids))
@@ -86,7 +91,7 @@ class HFSampler:
         if not self.shared:
             with torch.no_grad():
                 for mine, theirs in zip(self.model.parameters(), student.parameters(), strict=True):
-                    mine.copy_(theirs)
+                    mine.copy_(theirs.full_tensor() if isinstance(theirs, DTensor) else theirs)
 
     async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """See `opd.students.sampler.Sampler.generate`."""
@@ -257,7 +262,7 @@ def _fills_prefill(rows: Sequence[_Row]) -> bool:
     return max(len(row.request.context_ids) for row in rows) * (len(rows) + 1) > PREFILL_TOKENS
 
 
-def _in_type(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+def _in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """`model` with its parameters in another type. Buffers stay: rotary frequencies in bfloat16 drift with the position."""
     for parameter in model.requires_grad_(False).parameters():
         parameter.data = parameter.data.to(dtype)

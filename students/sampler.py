@@ -11,6 +11,8 @@ from opd.records import Chunk, SampleRequest
 class Sampler(Protocol):
     """Decodes many turns at once and reports each as it goes."""
 
+    concurrent: bool  # whether it has weights and a processor of its own, so that it may go on during an update
+
     @property
     def busy(self) -> bool:
         """Whether turns are being decoded."""

@@ -3,17 +3,18 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from omegaconf import MISSING
-
 
 @dataclass(frozen=True)
 class TeacherConfig:
-    """A frozen model that scores rollouts. It runs in process, on the student's device."""
+    """A frozen model that scores rollouts: in process on the student's device, or behind `opd serve teacher`."""
 
-    model: str = MISSING
-    """A Hugging Face folder, a hub id, or a member of the tiny family (`tiny:teacher`)."""
+    model: str | None = None
+    """A Hugging Face folder, a hub id, or a member of the tiny family (`tiny:teacher`). With `url`, what `opd launch` serves
+    there."""
     revision: str | None = None
     """Commit, tag or branch of a hub id."""
+    adapter: str | None = None
+    """Folder of a LoRA adapter over `model`. Teachers with the same model share its weights, in process and on a server."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the weights; `auto` is the checkpoint's own."""
     attention: str = "sdpa"
@@ -24,3 +25,23 @@ class TeacherConfig:
     """Tokens scored in one forward pass, padding included."""
     logp_floor: float = -30.0
     """Log-probs below this are raised to it, and counted."""
+    url: str | None = None
+    """Address of the server that scores, as `http://127.0.0.1:8400`; several replicas are separated by commas. Null scores
+    in process."""
+    served_as: str | None = None
+    """Which of the server's models; null is its base, or with `adapter` the one of this teacher's name."""
+    token_file: str | None = None
+    """File with the server's bearer token."""
+    digest: str | None = None
+    """Digest of the weights that the server must show; null takes whatever it serves."""
+    timeout_s: float = 60.0
+    """Longest single attempt of a request, in seconds."""
+    deadline_s: float = 180.0
+    """A request that no replica has answered within this many seconds stops the run, which can be resumed."""
+    max_in_flight: int = 64
+    """Requests at once to each replica; others wait."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The replicas' addresses."""
+        return tuple(part.strip().rstrip("/") for part in (self.url or "").split(",") if part.strip())

@@ -17,7 +17,8 @@ os.environ |= {"OPD_CACHE": f"{HOME}/opd", "OMP_NUM_THREADS": "1", "TOKENIZERS_P
 
 import jaxtyping
 
-CHECKED = ["opd.kernels", "opd.objective", "opd.models", "opd.students.drawing", "opd.teachers.hf"]
+CHECKED = ["opd.kernels", "opd.objective", "opd.models", "opd.students.drawing", "opd.teachers.hf", "opd.teachers.scoring"]
+CHECKED += ["opd.teachers.adapters", "opd.teachers.kv_streams"]
 hook = jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
 import numpy as np

@@ -1,6 +1,5 @@
 """`opd train`."""
 
-import ctypes
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import typer
 
 from opd.cli.recipes import Overrides, Recipe
 from opd.errors import UserError
+from opd.processes import die_with_parent
 
 GRACE_S = 10.0  # after a failure, for the other processes to say what they have to say
 
@@ -80,7 +80,7 @@ def _launch(count: int) -> int:
                 environment = {"OMP_NUM_THREADS": threads, **os.environ, **variables}
                 command = [sys.executable, "-m", "opd", *sys.argv[1:]]
                 stderr = others if rank else None
-                workers.append(subprocess.Popen(command, env=environment, stderr=stderr, preexec_fn=_die_with_parent))
+                workers.append(subprocess.Popen(command, env=environment, stderr=stderr, preexec_fn=die_with_parent))
             while any(w.poll() is None for w in workers) and not any(w.poll() for w in workers):
                 time.sleep(0.1)
             deadline = time.monotonic() + GRACE_S
@@ -96,9 +96,3 @@ def _launch(count: int) -> int:
             others.seek(0)
             sys.stderr.buffer.write(others.read())
         return 2 if codes[0] == 2 else next((abs(code) for code in codes if code), 0)
-
-
-def _die_with_parent() -> None:
-    """A worker whose launcher is killed must not go on writing into the run's directory."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

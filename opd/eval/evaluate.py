@@ -40,7 +40,7 @@ async def sample_all(
     return await asyncio.gather(*(row(index, prompt) for index, prompt in enumerate(prompts)))
 
 
-def accuracy(
+async def accuracy(
     sampler: Sampler,
     prompts: Sequence[Prompt],
     contexts: Contexts,
@@ -60,7 +60,7 @@ def accuracy(
     when no problem fits the context.
     """
     mine = list(range(rank, len(prompts), num_processes))
-    results = asyncio.run(sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples, done))
+    results = await sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples, done)
     kept = [(i, row) for i, row in zip(mine, results) if row is not None]
     tokenizer = contexts.tokenizer
     texts = [[str(tokenizer.decode(r.turns[0].sampled_ids, skip_special_tokens=True)) for r in row] for _, row in kept]

@@ -14,7 +14,7 @@ from opd.students.noise import slot_seed
 SEED = 20_000  # of evaluation's noise: the same at every evaluation of every run, so that these can be compared
 
 
-def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
+async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
     """`accuracy`, `reverse_kl` (nats a token) and what `opd.eval.evaluate.accuracy` returns; None without problems."""
     if not parts.heldout or parts.grader is None:
         return None
@@ -23,7 +23,7 @@ def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
         parts.tokenizer, parts.contexts.max_context, options.max_new_tokens or config.sampling.max_new_tokens
     )
     with parts.clock("eval"):
-        result = accuracy(
+        result = await accuracy(
             parts.sampler,
             parts.heldout,
             contexts,
@@ -36,7 +36,7 @@ def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
         )
         if options.kl_prompts:
             as_trained = Contexts(parts.tokenizer, parts.contexts.max_context, config.sampling.max_new_tokens)
-            taught = asyncio.run(_scored(parts, as_trained, parts.heldout[: options.kl_prompts]))
+            taught = await _scored(parts, as_trained, parts.heldout[: options.kl_prompts])
             result = {"reverse_kl": parts.learner.measure(taught).get("reverse_kl"), **result}
     return result
 

@@ -48,8 +48,9 @@ class ReverseKLConfig:
     """For `sampled`: advantages are clipped to plus or minus this."""
     ratio_clip: float | None = 0.2
     """For `sampled` with several updates a batch: the ratio's distance from 1 beyond which a token stops teaching."""
-    importance: Literal["none", "truncated"] = "none"
-    """For `sampled`: weight tokens by trainer over sampler probability, cut off at `importance_cap`."""
+    importance: Literal["auto", "none", "truncated"] = "auto"
+    """For `sampled`: weight tokens by trainer over sampler probability, cut off at `importance_cap`. `auto` does so where
+    rollouts are older than the student (`lookahead: 1`)."""
     importance_cap: float = 2.0
     """Largest weight of `importance: truncated`."""
 
@@ -62,6 +63,8 @@ class ReverseKL:
     def __init__(self, config: ReverseKLConfig, run: "RunConfig") -> None:
         self.config = config
         self.temperature = run.loss_temperature
+        self.needs_hidden = config.form == "full"
+        self.importance = "truncated" if config.importance == "auto" and run.lookahead else config.importance
         self.num_student_topk = config.k if config.form == "topk" and config.source != "teacher" else 0
 
     @staticmethod
@@ -77,7 +80,7 @@ class ReverseKL:
                     "terms.reverse_kl.form: sampled needs objective.temperature to be the sampling temperature, "
                     "or its expectation is not the reverse KL; use topk or full"
                 )
-        elif config.importance != "none":
+        elif config.importance == "truncated":
             raise UserError(f"terms.reverse_kl.importance: has no effect with form {config.form}; leave it out")
         if config.form == "topk":
             if config.k < 1:
@@ -101,7 +104,7 @@ class ReverseKL:
                 "self_coef": 1.0,
                 "advantage_clip": config.advantage_clip,
                 "ratio_clip": config.ratio_clip,
-                "importance_cap": config.importance_cap if config.importance == "truncated" else None,
+                "importance_cap": config.importance_cap if self.importance == "truncated" else None,
             }
             return [Term("policy_gradient", mask=rollout.trainable, inputs=inputs, coef=config.coef)]
         if config.form == "topk":

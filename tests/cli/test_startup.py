@@ -8,6 +8,7 @@ import pytest
 import opd
 
 LIGHT = [["--help"], ["ls"], ["validate", "quickstart"], ["config", "quickstart"], ["train", "--help"], ["config"]]
+LIGHT += [["serve", "--help"], ["serve", "teacher", "--help"]]
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)

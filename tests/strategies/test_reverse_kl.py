@@ -16,8 +16,7 @@ from opd.records import Hidden, Prompt, Rollout, SampleRequest, Sampling, ScoreR
 from opd.strategies.reverse_kl import ReverseKL, ReverseKLConfig
 from opd.students.config import SamplingConfig
 from opd.students.hf_sampler import HFSampler
-from opd.teachers.config import TeacherConfig
-from opd.teachers.hf import HFTeacher
+from opd.teachers.hf import HFModel, HFTeacher, View
 from opd.teachers.pool import TeacherPool
 
 RUN = RunConfig(sampling=SamplingConfig(temperature=0.7))
@@ -144,7 +143,8 @@ def figures(folders, micro_model, vocab):
         config = replace(RUN, sampling=SamplingConfig(temperature=temperature))
         maker = ReverseKL(ReverseKLConfig(**settings), config)
         student = micro_model(0)
-        teacher = HFTeacher("t", TeacherConfig(str(folders[0])), vocab, CPU, 2**20)
+        model = HFModel("teachers.t.model", str(folders[0]), device=CPU, chunk_bytes=2**20)
+        teacher = HFTeacher("t", model, View(vocab))
         with torch.no_grad():
             noise = torch.Generator().manual_seed(0)
             teacher.head.weight.add_(perturb * torch.randn(teacher.head.weight.shape, generator=noise))
@@ -168,7 +168,7 @@ def figures(folders, micro_model, vocab):
             OptimizerConfig(),
             accelerator=Accelerator(cpu=True),
             num_steps=1,
-            heads=pool.heads,
+            heads=pool.heads(CPU),
             vocab=vocab,
             temperature=temperature,
         )

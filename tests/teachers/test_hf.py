@@ -1,8 +1,9 @@
-"""The in-process teacher against plain log-softmaxes, one request at a time."""
+"""The model in this process against plain log-softmaxes, one request at a time; and how requests share passes."""
 
 import asyncio
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,7 @@ from transformers import AutoModelForCausalLM
 from opd.errors import UserError
 from opd.models import decoder
 from opd.records import ScoreRequest
-from opd.teachers.config import TeacherConfig
-from opd.teachers.hf import HFTeacher, mark_repeats
+from opd.teachers.hf import HFModel, HFTeacher, View
 
 LENGTHS = [(3, 4), (9, 0), (20, 7), (3, 1), (1, 12)]  # context, tokens
 
@@ -25,13 +25,23 @@ def folder(model_folder):
 
 @pytest.fixture
 def make(folder, vocab):
-    """`make(chunk_bytes, **settings)`: a teacher of the micro model, or of another folder."""
+    """`make(chunk_bytes, **settings)`: a teacher with a micro model of its own, or with another folder's."""
 
-    def build(chunk_bytes: int = 2**20, busy=lambda: False, **settings) -> HFTeacher:
-        config = TeacherConfig(**{"model": str(folder), **settings})
-        return HFTeacher("t", config, vocab, torch.device("cpu"), chunk_bytes, busy)
+    def build(chunk_bytes: int = 2**20, logp_floor: float = -30.0, model: str = str(folder), **settings) -> HFTeacher:
+        cpu = torch.device("cpu")
+        loaded = HFModel("teachers.t.model", model, device=cpu, chunk_bytes=chunk_bytes, **settings)
+        return HFTeacher("t", loaded, View(vocab, logp_floor))
 
     return build
+
+
+def ask_all(teacher: HFTeacher, requests) -> list[Any]:
+    """Asked of the teacher all at once."""
+
+    async def ask():
+        return await asyncio.gather(*(teacher.score(request) for request in requests))
+
+    return asyncio.run(ask())
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +54,10 @@ def requests(vocab):
 @pytest.fixture(scope="module")
 def exact(folder, vocab):
     """`exact(request)`: log-probs [n, V] of a plain forward over this request alone."""
+    usual = vocab
     model = AutoModelForCausalLM.from_pretrained(folder)
 
-    def compute(request: ScoreRequest) -> torch.Tensor:
+    def compute(request: ScoreRequest, vocab: int = usual) -> torch.Tensor:
         ids = torch.from_numpy(np.concatenate([request.context_ids, request.token_ids])).long()[None]
         with torch.no_grad():
             logits = model(ids).logits[0, len(request.context_ids) - 1 : -1, :vocab]
@@ -57,7 +68,7 @@ def exact(folder, vocab):
 
 def digest(teacher: HFTeacher) -> str:
     sha = hashlib.sha256()
-    for parameter in teacher.model.parameters():
+    for parameter in teacher.model.model.parameters():
         sha.update(parameter.contiguous().view(torch.uint8).numpy().tobytes())
     return sha.hexdigest()
 
@@ -71,8 +82,7 @@ def close(ours, theirs, atol=5e-6):
 def test_log_probs_of_the_sampled_tokens(make, requests, exact, temperature, max_batch_tokens, chunk_bytes):
     teacher = make(chunk_bytes, max_batch_tokens=max_batch_tokens)
     asked = [replace(request, temperature=temperature) for request in requests]
-    answers = teacher.score_batch(asked)
-    for request, scores in zip(asked, answers, strict=True):
+    for request, scores in zip(asked, ask_all(teacher, asked), strict=True):
         assert scores.logps.dtype == np.float32
         close(scores.logps, exact(request).gather(-1, torch.from_numpy(request.token_ids).long()[:, None])[:, 0])
         assert scores.topk_ids is scores.topk_logps is scores.tail is scores.hidden is None
@@ -81,7 +91,7 @@ def test_log_probs_of_the_sampled_tokens(make, requests, exact, temperature, max
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_its_own_most_likely_tokens(make, requests, exact, vocab, temperature):
     asked = [replace(request, k=5, temperature=temperature) for request in requests]
-    for request, scores in zip(asked, make(chunk_bytes=500).score_batch(asked), strict=True):
+    for request, scores in zip(asked, ask_all(make(chunk_bytes=500), asked), strict=True):
         top = exact(request).topk(5)
         assert scores.topk_ids.dtype == np.int32
         assert scores.topk_ids.tolist() == top.indices.tolist()
@@ -91,7 +101,7 @@ def test_its_own_most_likely_tokens(make, requests, exact, vocab, temperature):
 
 
 def test_all_tokens_leave_no_tail(make, requests, vocab):
-    for scores in make().score_batch([replace(request, k=10**6) for request in requests]):
+    for scores in ask_all(make(), [replace(request, k=10**6) for request in requests]):
         assert scores.topk_ids.shape[1] == vocab
         close(scores.tail, 0.0, atol=1e-6)
         assert (scores.tail >= 0).all()
@@ -101,7 +111,7 @@ def test_given_tokens_then_its_own_without_repeats(make, requests, exact):
     request = requests[2]
     own = exact(request).topk(3).indices.numpy()
     given = np.stack([own[:, 1], np.full(7, 5), np.full(7, 5), np.full(7, -1)], axis=1).astype(np.int32)
-    (scores,) = make().score_batch([replace(request, ids=given, k=3)])
+    (scores,) = ask_all(make(), [replace(request, ids=given, k=3)])
     assert scores.topk_ids.shape == scores.topk_logps.shape == (7, 7)
     logp = exact(request)
     for row in range(7):
@@ -117,7 +127,7 @@ def test_given_tokens_then_its_own_without_repeats(make, requests, exact):
 
 def test_hidden_states_and_head_give_the_same_log_probs(make, requests, exact, vocab):
     teacher = make()
-    for request, scores in zip(requests, teacher.score_batch([replace(r, hidden=True) for r in requests]), strict=True):
+    for request, scores in zip(requests, ask_all(teacher, [replace(r, hidden=True) for r in requests]), strict=True):
         assert scores.logps is None
         assert scores.head == "t"
         logits = teacher.head.logits(scores.hidden, vocab) * teacher.head.scale
@@ -128,10 +138,10 @@ def test_low_log_probs_are_raised_to_the_floor_and_counted(make, model_folder, r
     sharp = model_folder(3, initializer_range=1.0)
     teacher = make(model=str(sharp), logp_floor=-8.0)
     free = make(model=str(sharp), logp_floor=-1000.0)
-    scores = teacher.score_batch([replace(request, k=vocab) for request in requests])
-    plain = free.score_batch([replace(request, k=vocab) for request in requests])
+    scores = ask_all(teacher, [replace(request, k=vocab) for request in requests])
+    plain = ask_all(free, [replace(request, k=vocab) for request in requests])
     below = sum(int((p.logps < -8).sum() + (p.topk_logps < -8).sum()) for p in plain)
-    assert teacher.num_floored == below > 0
+    assert teacher.num_floored == sum(answer.num_floored for answer in scores) == below > 0
     assert free.num_floored == 0
     for ours, theirs in zip(scores, plain):
         assert (ours.logps >= -8).all()
@@ -143,7 +153,7 @@ def test_an_impossible_token_is_finite(make, requests):
     teacher = make()
     with torch.no_grad():
         teacher.head.weight[7] *= 1e30
-    for scores in teacher.score_batch([replace(request, k=3) for request in requests]):
+    for scores in ask_all(teacher, [replace(request, k=3) for request in requests]):
         for logps in (scores.logps, scores.topk_logps):
             assert np.isfinite(logps).all()
             assert (logps >= -30).all()
@@ -153,11 +163,11 @@ def test_an_impossible_token_is_finite(make, requests):
 def test_its_weights_never_change(make, requests):
     teacher = make()
     before = digest(teacher)
-    assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
-    scores = teacher.score_batch([replace(request, hidden=True, k=0) for request in requests])
-    teacher.score_batch([replace(request, k=3) for request in requests])
+    assert not any(parameter.requires_grad for parameter in teacher.model.model.parameters())
+    scores = ask_all(teacher, [replace(request, hidden=True, k=0) for request in requests])
+    ask_all(teacher, [replace(request, k=3) for request in requests])
     assert not any(answer.hidden.requires_grad for answer in scores)
-    assert not any(module.training for module in teacher.model.modules())
+    assert not any(module.training for module in teacher.model.model.modules())
     assert digest(teacher) == before
 
 
@@ -167,7 +177,7 @@ def forwards(monkeypatch):
 
     def watch(teacher: HFTeacher) -> list[tuple[int, ...]]:
         shapes: list[tuple[int, ...]] = []
-        decoder(teacher.model).register_forward_pre_hook(
+        decoder(teacher.model.model).register_forward_pre_hook(
             lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
         )
         return shapes
@@ -178,14 +188,76 @@ def forwards(monkeypatch):
 def test_concurrent_requests_share_forward_passes(make, requests, forwards):
     teacher = make()
     shapes = forwards(teacher)
+    together = ask_all(teacher, requests * 10)
+    assert len(shapes) == 1
+    assert teacher.model.num_tokens == 10 * sum(len(request.token_ids) for request in requests)
+    for scores, alone in zip(together, ask_all(teacher, requests) * 10):
+        close(scores.logps, alone.logps)
+
+
+def test_views_and_temperatures_share_them_too(make, requests, exact, forwards):
+    model = make().model
+    teachers = [HFTeacher("all", model, View(45)), HFTeacher("few", model, View(20, logp_floor=-2.0))]
+    asked = [replace(requests[2], token_ids=requests[2].token_ids % 20, temperature=t, k=2) for t in (1.0, 0.5)]
+    shapes = forwards(teachers[0])
 
     async def ask():
-        return await asyncio.gather(*(teacher.score(request) for request in requests * 10))
+        return await asyncio.gather(*(teacher.score(request) for teacher in teachers for request in asked))
 
-    answers = asyncio.run(ask())
-    assert len(shapes) == 1
-    for answer, alone in zip(answers, teacher.score_batch(requests) * 10):
-        close(answer.logps, alone.logps)
+    together: list[Any] = asyncio.run(ask())
+    assert [shape[0] for shape in shapes] == [4]
+    for scores, (vocab, floor, request) in zip(
+        together, [(v, floor, r) for v, floor in ((45, -30.0), (20, -2.0)) for r in asked], strict=True
+    ):
+        logp = exact(request, vocab)
+        close(scores.logps, logp.gather(-1, torch.from_numpy(request.token_ids).long()[:, None])[:, 0].clamp(min=floor))
+        assert scores.topk_ids.max() < vocab
+        assert scores.num_floored == int((scores.logps == floor).sum() + (scores.topk_logps == floor).sum())
+    assert teachers[0].num_floored == 0
+    assert teachers[1].num_floored == sum(scores.num_floored for scores in together) > 0
+
+
+@pytest.mark.parametrize("entries", [1, 100, 10**6])
+def test_answers_read_together_or_apart_are_the_same(make, requests, vocab, monkeypatch, entries):
+    monkeypatch.setattr("opd.teachers.hf.MAX_ENTRIES", entries)
+    teacher = make()
+    given = [np.full((len(request.token_ids), 2), i, np.int32) for i, request in enumerate(requests)]
+    asked = [replace(request, ids=ids, k=3) for request, ids in zip(requests, given)] + [replace(r, k=1) for r in requests]
+    together = ask_all(teacher, asked)
+    for request, scores in zip(asked, together, strict=True):
+        (alone,) = ask_all(teacher, [request])
+        assert scores.topk_ids.tolist() == alone.topk_ids.tolist()
+        for name in ("logps", "topk_logps", "tail"):
+            close(getattr(scores, name), getattr(alone, name))
+
+
+def test_without_streams_nothing_is_cached_or_masked(make, requests):
+    teacher = make()
+    seen: list[dict[str, object]] = []
+    decoder(teacher.model.model).register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True
+    )
+    ask_all(teacher, requests)
+    assert [sorted(inputs) for inputs in seen] == [["input_ids", "use_cache"]]
+    assert seen[0]["use_cache"] is False
+
+
+def test_answers_are_delivered_pass_by_pass_before_newer_requests(make, requests):
+    """The first answered asks again at once, and comes after all who waited already."""
+    teacher = make(max_batch_tokens=1)
+    order: list[str] = []
+
+    async def ask(name: str, again: int = 0) -> None:
+        await teacher.score(requests[0])
+        order.append(name)
+        if again:
+            await ask(f"{name} again", again - 1)
+
+    async def run():
+        await asyncio.gather(ask("a", again=1), ask("b"), ask("c"))
+
+    asyncio.run(run())
+    assert order == ["a", "b", "c", "a again"]
 
 
 def test_requests_are_gathered_while_more_may_come(make, requests, forwards):
@@ -218,14 +290,14 @@ def test_a_full_budget_is_answered_though_more_may_come(make, requests):
 def test_an_error_reaches_everyone_who_asked_and_nobody_after(make, requests, monkeypatch):
     teacher = make()
 
-    def fail(requests):
+    def fail(*arguments):
         raise RuntimeError("broken")
 
     async def ask():
         return await asyncio.gather(*(teacher.score(request) for request in requests), return_exceptions=True)
 
     with monkeypatch.context() as patched:
-        patched.setattr(teacher, "_hidden", fail)
+        patched.setattr(teacher.model, "_states", fail)
         assert all(isinstance(answer, RuntimeError) for answer in asyncio.run(ask()))
     assert not any(isinstance(answer, BaseException) for answer in asyncio.run(ask()))
 
@@ -250,8 +322,16 @@ def test_a_folder_without_a_model_is_named(make, tmp_path):
         make(model=str(tmp_path / "nothing"))
 
 
-def test_second_and_later_mentions_are_marked():
-    ids = torch.tensor([[3, 1, 3, 3, 1], [5, 4, 3, 2, 1], [-1, 2, -1, 2, 0]])
-    assert mark_repeats(ids).tolist() == [[3, 1, -1, -1, -1], [5, 4, 3, 2, 1], [-1, 2, -1, -1, 0]]
-    assert mark_repeats(torch.zeros(0, 3, dtype=torch.long)).shape == (0, 3)
-    assert mark_repeats(torch.zeros(3, 0, dtype=torch.long)).shape == (3, 0)
+def test_a_head_with_fewer_rows_than_ids_is_refused(make):
+    model = make().model
+    with pytest.raises(UserError, match=r"teachers\.t\.model: its output head has 45 rows for the 46 ids of the student"):
+        HFTeacher("t", model, View(46))
+
+
+def test_chunks_of_an_unfinished_rollout_do_not_wait(make, requests):
+    teacher = make(busy=lambda: True, max_batch_tokens=10**6)
+
+    async def ask():
+        return await asyncio.wait_for(teacher.score(replace(requests[0], stream="s")), 30)
+
+    assert asyncio.run(ask()).logps.shape == requests[0].token_ids.shape

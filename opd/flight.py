@@ -1,0 +1,45 @@
+"""The rollouts of one step on their way: being sampled, then scored, each at its own pace."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opd.objective.batching import Taught
+from opd.records import Rollout
+from opd.teachers.pool import Tally
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What one step learns from: this process's rollouts with their terms."""
+
+    taught: list[Taught]
+    num_skipped: int  # prompts too long for the context
+    num_floored: int  # log-probs of the teachers raised to the floor
+
+
+@dataclass(frozen=True)
+class Flight:
+    """`sampling` and `teaching` have one task a slot; None results from a prompt too long for the context."""
+
+    step: int
+    sampling: Sequence["asyncio.Task[Rollout | None]"]
+    teaching: Sequence["asyncio.Task[Taught | None]"]
+    tally: Tally
+
+    async def sampled(self) -> list[Rollout]:
+        """The rollouts, once the sampler has nothing more to do for them."""
+        return [rollout for rollout in await asyncio.gather(*self.sampling) if rollout is not None]
+
+    async def landed(self) -> Landed:
+        """The rollouts with their terms, in the order of the slots."""
+        results = await asyncio.gather(*self.teaching)
+        taught = [pair for pair in results if pair is not None]
+        return Landed(taught, len(results) - len(taught), self.tally.num_floored)
+
+    async def cancel(self) -> None:
+        """Gives up what is not done yet."""
+        tasks = [*self.sampling, *self.teaching]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,178 @@
+"""The teacher servers a recipe names: their commands, and running them on this machine while something else goes on."""
+
+import ipaddress
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from opd.errors import UserError
+from opd.processes import die_with_parent
+from opd.teachers.config import TeacherConfig
+
+STOP_S = 40.0  # a server that was asked to stop answers what it accepted first
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """One server process. `arguments` are those of `opd serve teacher` without address and token."""
+
+    url: str
+    names: tuple[str, ...]  # the recipe's teachers that it answers for
+    arguments: tuple[str, ...]
+    token_file: str | None
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 80
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the address is this machine's own loopback."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def command(self, host: str | None = None, token_file: str | None = None) -> list[str]:
+        """The words after `opd`."""
+        token = token_file or self.token_file
+        address = ["--host", host or self.host, "--port", str(self.port)]
+        return ["serve", "teacher", *self.arguments, *address, *(["--token-file", token] if token else [])]
+
+
+def server_plans(teachers: Mapping[str, TeacherConfig]) -> list[ServerPlan]:
+    """One plan for each address in the recipe; teachers that share an address share its process.
+
+    Raises `UserError` where a teacher at an address names no model, or two of them want different ones.
+    """
+    sharing: dict[str, dict[str, TeacherConfig]] = {}
+    for name, config in teachers.items():
+        for url in config.urls:
+            sharing.setdefault(url, {})[name] = config
+    return [_plan(url, group) for url, group in sharing.items()]
+
+
+def _plan(url: str, group: Mapping[str, TeacherConfig]) -> ServerPlan:
+    bases = {name: _base_arguments(name, config) for name, config in group.items()}
+    first = next(iter(bases))
+    for name, arguments in bases.items():
+        if arguments != bases[first] or group[name].token_file != group[first].token_file:
+            raise UserError(
+                f"teachers.{name}.url: {url} is shared with {first}, which differs in more than its adapter; "
+                "give each its own address"
+            )
+    adapters = [f"{name}={config.adapter}" for name, config in group.items() if config.adapter is not None]
+    arguments = (*bases[first], *(word for pair in adapters for word in ("--adapter", pair)))
+    return ServerPlan(url, tuple(group), arguments, group[first].token_file)
+
+
+def _base_arguments(name: str, config: TeacherConfig) -> tuple[str, ...]:
+    if config.model is None:
+        raise UserError(f"teachers.{name}.model is missing: name what is to be served at {config.url}")
+    defaults = TeacherConfig()
+    words = ["--model", config.model]
+    for option in ("revision", "dtype", "attention", "max_batch_tokens"):
+        if getattr(config, option) != getattr(defaults, option):
+            words += [f"--{option.replace('_', '-')}", str(getattr(config, option))]
+    if config.quantization:
+        words += ["--quantization", json.dumps(dict(config.quantization))]
+    return tuple(words)
+
+
+def commands_elsewhere(plans: Sequence[ServerPlan], recipe: str, overrides: Sequence[str]) -> str:
+    """The commands that do the same on several machines, as text."""
+    lines = ["# the same on several machines; write one random token into token.txt on each of them (chmod 600)"]
+    settings: dict[str, list[str]] = {}
+    for number, plan in enumerate(plans, start=1):
+        machine = f"TEACHER{number}"
+        lines += [f"# on {machine}:", "opd " + shlex.join(plan.command("0.0.0.0", "token.txt"))]
+        for name in plan.names:
+            settings.setdefault(name, []).append(f"http://{machine}:{plan.port}")
+    words = [
+        f"teachers.{name}.{key}"
+        for name, urls in settings.items()
+        for key in (f"url={','.join(urls)}", "token_file=token.txt")
+    ]
+    lines += ["# on the trainer:", "opd " + shlex.join(["train", recipe, *overrides, *words])]
+    return "\n".join(lines)
+
+
+@contextmanager
+def running(
+    plans: Sequence[ServerPlan], logs: Path, devices: Sequence[str], wait_s: float, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Starts the servers, waits until all are healthy, and stops them at the end. `devices` are CUDA devices, one a server.
+
+    Raises `UserError` for an address that is taken, and for a server that ends or is not healthy after `wait_s` seconds,
+    with the last line it wrote.
+    """
+    for plan in plans:
+        if _is_healthy(plan.url):
+            raise UserError(
+                f"teachers.{plan.names[0]}.url: {plan.url} is served already; stop that server, or use opd train"
+            )
+    logs.mkdir(parents=True, exist_ok=True)
+    servers: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, plan in enumerate(plans):
+            log = logs / f"{plan.port}.log"
+            environment = {**os.environ, **({"CUDA_VISIBLE_DEVICES": devices[number % len(devices)]} if devices else {})}
+            with log.open("wb") as output:
+                command = [sys.executable, "-m", "opd", *plan.command()]
+                servers.append(
+                    subprocess.Popen(command, env=environment, stdout=output, stderr=output, preexec_fn=die_with_parent)
+                )
+            say(f"starting {', '.join(plan.names)} at {plan.url} (log {log})")
+        deadline = time.monotonic() + wait_s
+        for plan, server in zip(plans, servers):
+            _wait(plan, server, logs / f"{plan.port}.log", deadline)
+        say(f"{len(servers)} teacher server{'s' if len(servers) > 1 else ''} ready")
+        yield
+    finally:
+        for server in servers:
+            server.send_signal(signal.SIGTERM)
+        for server in servers:
+            try:
+                server.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _wait(plan: ServerPlan, server: "subprocess.Popen[bytes]", log: Path, deadline: float) -> None:
+    while not _is_healthy(plan.url):
+        field = f"teachers.{plan.names[0]}.url"
+        if server.poll() is not None:
+            raise UserError(f"{field}: the server at {plan.url} ended: {_last_line(log)}")
+        if time.monotonic() > deadline:
+            raise UserError(f"{field}: the server at {plan.url} is not ready yet; see {log}, or give --wait more seconds")
+        time.sleep(0.2)
+
+
+def _is_healthy(url: str) -> bool:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a loopback address needs no proxy
+    try:
+        with opener.open(f"{url}/health", timeout=2) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError, ValueError):
+        return False
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else f"it wrote nothing; see {log}"

@@ -1,0 +1,81 @@
+"""Digests by which a client knows a teacher: of what its ids mean, and of its weights.
+
+Both are the first 32 hex digits of a SHA-256 and depend on content alone, not on the device, the process or the file.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from opd.models import OutputHead
+
+NUM_DIGITS = 32
+_CHUNK_BYTES = 16 * 2**20
+_NUM_THREADS = 8
+
+
+def tokens_digest(vocab: Mapping[str, int]) -> str:
+    """Digest of a token -> id map, whatever its order."""
+    digest = hashlib.sha256()
+    for token, index in sorted(vocab.items(), key=lambda item: (item[1], item[0])):
+        text = token.encode("utf-8", "surrogatepass")
+        digest.update(b"%d %d " % (index, len(text)) + text)
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Digest of a tensor's type, shape and bytes."""
+    return _tensor_sha256(tensor).hex()[:NUM_DIGITS]
+
+
+def head_digest(head: OutputHead) -> str:
+    """What a head is called: a digest of its weight and scale."""
+    return _combined(tensor_digest(head.weight), repr(head.scale))
+
+
+def adapter_digest(base: str, state: Mapping[str, Tensor]) -> str:
+    """Digest of the weights that a base of this digest has under an adapter with these tensors."""
+    return _combined(base, *(f"{name} {tensor_digest(tensor)}" for name, tensor in sorted(state.items())))
+
+
+def weights_digest(model: nn.Module) -> str:
+    """Digest of the names, types, shapes and bytes of a model's parameters and persistent buffers.
+
+    Tied weights count under each of their names.
+    """
+    tensors = dict(sorted(_tensors(model)))
+    distinct = {_place(tensor): tensor for tensor in tensors.values()}  # tied ones are read once
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # hashlib lets go of the interpreter while it works
+        sums = dict(zip(distinct, pool.map(_tensor_sha256, distinct.values())))
+    digest = hashlib.sha256()
+    for name, tensor in tensors.items():
+        digest.update(f"{name}\n".encode() + sums[_place(tensor)])
+    return digest.hexdigest()[:NUM_DIGITS]
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, value in model.state_dict(keep_vars=False).items():
+        if isinstance(value, Tensor):  # quantised modules may keep descriptions beside their weights
+            yield name, value
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+
+
+@torch.no_grad()
+def _tensor_sha256(tensor: Tensor) -> bytes:
+    """Of one tensor, copied to this machine's memory a few MiB at a time."""
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
+    values = tensor.detach().contiguous().reshape(-1)
+    step = max(1, _CHUNK_BYTES // values.element_size())
+    for start in range(0, len(values), step):
+        digest.update(values[start : start + step].cpu().view(torch.uint8).numpy().data)
+    return digest.digest()
+
+
+def _combined(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:NUM_DIGITS]

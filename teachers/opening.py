@@ -1,0 +1,90 @@
+"""From a recipe's teachers to the pool: those behind a server are reached first, those in process loaded once a base."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from opd.clock import Clock
+from opd.models import model_limits
+from opd.teachers.client.served import ServedTeacher
+from opd.teachers.config import TeacherConfig
+from opd.teachers.hf import HFModel, HFTeacher, View
+from opd.teachers.pool import Teacher, TeacherPool
+from opd.tokenization import eos_ids, load_tokenizer
+
+
+@dataclass(frozen=True)
+class TeacherFacts:
+    """What must be known of a teacher before its first score, wherever it is."""
+
+    field: str  # the recipe's field that errors name
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    max_context: int
+    num_rows: int  # of its output head
+
+
+def connect(teachers: Mapping[str, TeacherConfig]) -> dict[str, ServedTeacher]:
+    """The teachers that have a `url`. Raises `UserError` for one that does not answer or is not what it should be."""
+    return {name: ServedTeacher.connect(name, config) for name, config in teachers.items() if config.urls}
+
+
+def facts_of(name: str, config: TeacherConfig, served: Mapping[str, ServedTeacher]) -> TeacherFacts:
+    """Reads tokenizer and configuration, from the server where there is one. Raises `UserError`."""
+    if name in served:
+        info = served[name].info
+        ends = tuple(sorted(info["eos_ids"]))
+        return TeacherFacts(f"teachers.{name}.url", served[name].tokenizer(), ends, info["max_context"], info["rows"])
+    assert config.model is not None
+    field = f"teachers.{name}.model"
+    tokenizer = load_tokenizer(config.model, field, config.revision)
+    ends = eos_ids(config.model, field, tokenizer, config.revision)
+    return TeacherFacts(field, tokenizer, ends, *model_limits(config.model, field, config.revision))
+
+
+def open_teachers(
+    teachers: Mapping[str, TeacherConfig],
+    served: Mapping[str, ServedTeacher],
+    vocab: int,
+    device: torch.device,
+    chunk_bytes: int,
+    busy: Callable[[], bool],
+    clock: Clock,
+) -> TeacherPool:
+    """All teachers, asked about the first `vocab` ids. Raises `UserError` for one that cannot be loaded."""
+    opened: dict[str, Teacher] = dict(served)
+    for other in served.values():
+        other.ask_about(vocab)
+    local = {name: config for name, config in teachers.items() if name not in served}
+    bases: dict[str, dict[str, TeacherConfig]] = {}
+    for name, config in local.items():
+        bases.setdefault(_base(config), {})[name] = config
+    for group in bases.values():
+        first, config = next(iter(group.items()))
+        assert config.model is not None
+        model = HFModel(
+            f"teachers.{first}.model",
+            config.model,
+            revision=config.revision,
+            dtype=config.dtype,
+            attention=config.attention,
+            quantization=config.quantization,
+            adapters={name: one.adapter for name, one in group.items() if one.adapter is not None},
+            device=device,
+            chunk_bytes=chunk_bytes,
+            max_batch_tokens=min(one.max_batch_tokens for one in group.values()),
+            busy=busy,
+            clock=clock,
+        )
+        for name, one in group.items():
+            view = View(vocab, one.logp_floor, adapter=name if one.adapter is not None else None)
+            opened[name] = HFTeacher(name, model, view)
+    return TeacherPool({name: opened[name] for name in teachers})
+
+
+def _base(config: TeacherConfig) -> str:
+    """Equal for teachers that can share one loaded model."""
+    return json.dumps([config.model, config.revision, config.dtype, config.attention, config.quantization], sort_keys=True)

@@ -1,0 +1,1 @@
+"""`opd serve teacher`: a frozen model behind HTTP."""

@@ -1,0 +1,89 @@
+"""`opd launch` from end to end on micro models."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+OPD = [sys.executable, "-m", "opd"]
+
+
+@pytest.fixture
+def recipe(model_folder, tmp_path):
+    """A recipe file whose teacher is to be served at a free port, and that address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    (tmp_path / "prompts.jsonl").write_text('{"problem": "abc"}\n{"problem": "de"}\n')
+    raw = {
+        "steps": 2,
+        "student": {"model": str(model_folder(0))},
+        "teachers": {"default": {"model": str(model_folder(1)), "url": url}},
+        "prompts": {"path": str(tmp_path / "prompts.jsonl"), "columns": {"prompt": "problem"}},
+        "batch": {"prompts": 2},
+        "sampling": {"max_new_tokens": 8},
+        "terms": {"reverse_kl": {"form": "full"}},
+    }
+    path = tmp_path / "recipe.yaml"
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(raw)))
+    return path, url
+
+
+def launch(*words):
+    return subprocess.run([*OPD, "launch", *map(str, words)], capture_output=True, text=True, timeout=240)
+
+
+def answers(url):
+    host, port = url.removeprefix("http://").split(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_it_serves_trains_and_stops(recipe, tmp_path):
+    path, url = recipe
+    done = launch(path, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 2
+    assert "1 teacher server ready" in done.stderr
+    assert "serving" in next((tmp_path / "run-servers").iterdir()).read_text()
+    assert not answers(url)
+
+
+def test_a_failed_training_stops_the_servers_and_keeps_its_exit_code(recipe, tmp_path):
+    path, url = recipe
+    done = launch(path, "sampling.max_context=2", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "error: sampling.max_context" in done.stderr
+    assert not answers(url)
+
+
+def test_the_commands_alone(recipe, tmp_path):
+    path, url = recipe
+    done = launch(path, "--dry-run")
+    assert done.returncode == 0
+    assert "opd serve teacher --model" in done.stdout
+    assert not answers(url)
+    assert not list(tmp_path.glob("*servers"))
+
+
+def test_without_a_server_to_start_it_says_so(recipe):
+    path, _ = recipe
+    done = launch(path, "teachers.default.url=null")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: teachers: the recipe names no server; set teachers.NAME.url=")
+
+
+def test_an_address_in_use_is_refused(recipe, tmp_path):
+    path, url = recipe
+    model = OmegaConf.load(path).teachers.default.model
+    port = url.rpartition(":")[2]
+    with subprocess.Popen([*OPD, "serve", "teacher", "--model", model, "--port", port], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        done = launch(path, "--out", tmp_path / "run")
+        server.kill()
+    assert done.returncode == 2
+    assert f"{url} is served already" in done.stderr

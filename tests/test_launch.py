@@ -1,0 +1,80 @@
+"""What `opd launch` would start, and that it starts, waits for, and stops it."""
+
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from opd.errors import UserError
+from opd.launch import ServerPlan, commands_elsewhere, running, server_plans
+from opd.teachers.config import TeacherConfig
+
+BASE = TeacherConfig(model="models/large", url="http://127.0.0.1:8400")
+
+
+def test_a_teacher_in_process_needs_no_server():
+    assert server_plans({"default": TeacherConfig(model="models/large")}) == []
+
+
+def test_only_what_differs_from_the_defaults_is_said():
+    (plan,) = server_plans({"default": BASE})
+    assert shlex.join(plan.command()) == "serve teacher --model models/large --host 127.0.0.1 --port 8400"
+    config = replace(BASE, dtype="bfloat16", max_batch_tokens=9, quantization={"quant_method": "x"}, token_file="t")
+    (plan,) = server_plans({"default": config})
+    words = plan.command()
+    for option, value in (("--dtype", "bfloat16"), ("--max-batch-tokens", "9"), ("--token-file", "t")):
+        assert words[words.index(option) + 1] == value
+    assert words[words.index("--quantization") + 1] == '{"quant_method": "x"}'
+
+
+def test_adapters_at_one_address_share_a_process():
+    teachers = {name: replace(BASE, adapter=f"adapters/{name}") for name in ("maths", "code")}
+    (plan,) = server_plans(teachers | {"default": BASE})
+    assert plan.names == ("maths", "code", "default")
+    assert shlex.join(plan.arguments) == ("--model models/large --adapter maths=adapters/maths --adapter code=adapters/code")
+
+
+def test_replicas_are_processes_of_their_own():
+    config = replace(BASE, url="http://127.0.0.1:8400, http://127.0.0.1:8401/")
+    assert [plan.port for plan in server_plans({"default": config})] == [8400, 8401]
+
+
+def test_different_bases_cannot_share_an_address():
+    with pytest.raises(UserError, match=r"teachers\.b\.url: http://127\.0\.0\.1:8400 is shared with a, which differs"):
+        server_plans({"a": BASE, "b": replace(BASE, model="models/other")})
+    with pytest.raises(UserError, match=r"teachers\.a\.model is missing"):
+        server_plans({"a": replace(BASE, model=None)})
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [
+        ("http://127.0.0.1:1", True),
+        ("http://localhost:1", True),
+        ("http://[::1]:1", True),
+        ("http://10.0.0.1:1", False),
+        ("http://gpu7:1", False),
+    ],
+)
+def test_only_loopback_is_started_here(url, local):
+    assert ServerPlan(url, ("a",), (), None).is_local == local
+
+
+def test_commands_for_several_machines():
+    config = replace(BASE, url="http://127.0.0.1:8400,http://127.0.0.1:8401")
+    text = commands_elsewhere(server_plans({"default": config}), "reverse-kl", ["steps=5"])
+    assert "opd serve teacher --model models/large --host 0.0.0.0 --port 8401 --token-file token.txt" in text
+    assert "teachers.default.url=http://TEACHER1:8400,http://TEACHER2:8401 teachers.default.token_file=token.txt" in text
+    assert "opd train reverse-kl steps=5 " in text
+
+
+def test_a_server_that_ends_is_reported_with_its_last_line(tmp_path):
+    plan = ServerPlan("http://127.0.0.1:9", ("a",), ("--model", str(tmp_path / "nothing")), None)
+    with (
+        pytest.raises(
+            UserError, match=r"teachers\.a\.url: the server at http://127\.0\.0\.1:9 ended: --model: no such folder"
+        ),
+        running([plan], tmp_path / "logs", (), 60, lambda line: None),
+    ):
+        raise AssertionError("not reached")
+    assert (tmp_path / "logs" / "9.log").read_text().startswith("error: ")
