@@ -34,7 +34,7 @@ VOCAB, HIDDEN, MAX_TOKENS, APPENDS = 2048, 128, 400, 5
 KINDS = (*("sampled", "topk", "ids", "hidden") * 5, "stream")  # a stream has several requests
 WARM_UP = 1000  # requests, after which memory must stay
 BATCH_TOKENS = 2048  # on a CPU, larger passes leave its caches: 16,384 tokens take 1.8 times as long a token
-STREAM_MIB = 2  # a handful of streams: the cache is full before memory is first read, and some are lost while in use
+STREAM_MIB = 1.25  # a handful of streams: the cache is full before memory is first read, and some are lost while in use
 
 
 @dataclass

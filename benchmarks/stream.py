@@ -4,11 +4,12 @@
 
 First with stages that only wait (their seconds are given), in several proportions: seconds a step beside the slowest stage
 and the sum of all. `--real` adds the tiny family with its teacher behind `opd serve teacher` in another process, with and
-without `lookahead`, in interleaved runs. Prints JSON.
+without `lookahead`, in interleaved runs; trainer and server have one thread each, as on machines of their own. Prints JSON.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from typing import Any
 from benchmarks.machine import describe
 from benchmarks.stream_stubs import Stages, measure
 
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+FIGURES = ("perf/step_s", "perf/wait_s", "perf/sample_s", "perf/score_s", "perf/update_s")
 PROPORTIONS = (
     Stages(0.30, 0.30, 0.30),
     Stages(0.60, 0.20, 0.20),
@@ -72,9 +75,8 @@ def real(rounds: int, steps: int = 12) -> dict[str, Any]:
                 "served, lookahead 1": [f"teachers.default.url={url}", "lookahead=1"],
             }.items():
                 runs.setdefault(name, []).append(_run(Path(folder) / f"{number}-{name}", overrides, steps))
-    keys = ("perf/step_s", "perf/wait_s", "perf/sample_s", "perf/update_s")
     medians = {
-        name: {key.removeprefix("perf/"): round(statistics.median(run[key] for run in found), 4) for key in keys}
+        name: {key.removeprefix("perf/"): round(statistics.median(run[key] for run in found), 4) for key in FIGURES}
         for name, found in runs.items()
     }
     return {"steps": steps, "rounds": rounds, "runs": medians}
@@ -84,16 +86,16 @@ def _run(out: Path, overrides: Sequence[str], steps: int) -> dict[str, float]:
     """Medians over the steps of one run in a process of its own, the first two left out."""
     settings = [f"steps={steps}", "eval.prompts=null", "checkpoint.every=0", *overrides]
     command = [sys.executable, "-m", "opd", "train", "quickstart", *settings, "--out", str(out)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, env=ONE_THREAD, check=True, capture_output=True)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][2:]
-    return {key: statistics.median(row.get(key, 0.0) for row in rows) for key in rows[0]}
+    return {key: statistics.median(row.get(key, 0.0) for row in rows) for key in FIGURES}
 
 
 @contextmanager
 def served(model: str) -> Iterator[str]:
     """The address of `opd serve teacher` for `model` in another process."""
     command = [sys.executable, "-m", "opd", "serve", "teacher", "--model", model, "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(command, env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         try:
             yield server.stdout.readline().split(" at ")[1].split()[0]

@@ -1,5 +1,6 @@
 """From a recipe to the objects that a run consists of. The only place that knows them all."""
 
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from opd.students.sampler import Sampler
 from opd.teachers.opening import TeacherFacts, connect, facts_of, open_teachers
 from opd.teachers.pool import TeacherPool
 from opd.tokenization import eos_ids, load_tokenizer
+
+SWITCH_S = 5e-4
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,12 @@ def _examined(
 
 
 def _update_thread(device: torch.device) -> ThreadPoolExecutor:
-    """One thread, whose current device is the trainer's: a new thread would begin with the first."""
+    """One thread, whose current device is the trainer's: a new thread would begin with the first.
+
+    After each of its many small operations it asks for the interpreter again, and would wait up to Python's usual 5 ms for
+    whoever reads answers meanwhile.
+    """
+    sys.setswitchinterval(SWITCH_S)
     enter = (lambda: torch.cuda.set_device(device)) if device.type == "cuda" else (lambda: None)
     return ThreadPoolExecutor(1, "update", initializer=enter)
 
