@@ -108,7 +108,9 @@ def commands_elsewhere(plans: Sequence[ServerPlan], recipe: str, overrides: Sequ
         for name, urls in settings.items()
         for key in (f"url={','.join(urls)}", "token_file=token.txt")
     ]
-    lines += ["# on the trainer:", "opd " + shlex.join(["train", recipe, *overrides, *words])]
+    set_anew = {word.partition("=")[0] for word in words}
+    kept = [override for override in overrides if override.partition("=")[0] not in set_anew]
+    lines += ["# on the trainer:", "opd " + shlex.join(["train", recipe, *kept, *words])]
     return "\n".join(lines)
 
 

@@ -62,7 +62,9 @@ def test_only_loopback_is_started_here(url, local):
 
 def test_commands_for_several_machines():
     config = replace(BASE, url="http://127.0.0.1:8400,http://127.0.0.1:8401")
-    text = commands_elsewhere(server_plans({"default": config}), "reverse-kl", ["steps=5"])
+    overrides = ["steps=5", "teachers.default.url=http://127.0.0.1:8400"]
+    text = commands_elsewhere(server_plans({"default": config}), "reverse-kl", overrides)
+    assert "127.0.0.1" not in text
     assert "opd serve teacher --model models/large --host 0.0.0.0 --port 8401 --token-file token.txt" in text
     assert "teachers.default.url=http://TEACHER1:8400,http://TEACHER2:8401 teachers.default.token_file=token.txt" in text
     assert "opd train reverse-kl steps=5 " in text
