@@ -15,7 +15,7 @@ demo: $(STAMP)
 	@$(BIN)/opd train quickstart --out runs/quickstart --overwrite
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto
 
 lint: $(STAMP)
 	@$(BIN)/ruff check
