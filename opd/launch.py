@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from opd.errors import UserError
 from opd.processes import die_with_parent
 from opd.teachers.config import TeacherConfig
 
+POLL_S = 0.2
 STOP_S = 40.0  # a server that was asked to stop answers what it accepted first
 
 
@@ -76,9 +77,12 @@ def _plan(url: str, group: Mapping[str, TeacherConfig]) -> ServerPlan:
                 f"teachers.{name}.url: {url} is shared with {first}, which differs in more than its adapter; "
                 "give each its own address"
             )
+    plan = ServerPlan(url, tuple(group), (), group[first].token_file)
+    if plan.is_local and (urlsplit(url).scheme != "http" or urlsplit(url).path):
+        raise UserError(f"teachers.{first}.url: a server started here is at http://HOST:PORT, which {url} is not")
     adapters = [f"{name}={config.adapter}" for name, config in group.items() if config.adapter is not None]
     arguments = (*bases[first], *(word for pair in adapters for word in ("--adapter", pair)))
-    return ServerPlan(url, tuple(group), arguments, group[first].token_file)
+    return replace(plan, arguments=arguments)
 
 
 def _base_arguments(name: str, config: TeacherConfig) -> tuple[str, ...]:
@@ -117,8 +121,10 @@ def commands_elsewhere(plans: Sequence[ServerPlan], recipe: str, overrides: Sequ
 @contextmanager
 def running(
     plans: Sequence[ServerPlan], logs: Path, devices: Sequence[str], wait_s: float, say: Callable[[str], None]
-) -> Iterator[None]:
+) -> Iterator[Callable[[], list[str]]]:
     """Starts the servers, waits until all are healthy, and stops them at the end. `devices` are CUDA devices, one a server.
+
+    Gives a function that says, a line each, which servers have ended since it was last asked.
 
     Raises `UserError` for an address that is taken, and for a server that ends or is not healthy after `wait_s` seconds,
     with the last line it wrote.
@@ -143,8 +149,9 @@ def running(
         deadline = time.monotonic() + wait_s
         for plan, server in zip(plans, servers):
             _wait(plan, server, logs / f"{plan.port}.log", deadline)
+        running_on = dict(zip(plans, servers))
         say(f"{len(servers)} teacher server{'s' if len(servers) > 1 else ''} ready")
-        yield
+        yield lambda: _ended(running_on, logs)
     finally:
         for server in servers:
             server.send_signal(signal.SIGTERM)
@@ -164,6 +171,33 @@ def _wait(plan: ServerPlan, server: "subprocess.Popen[bytes]", log: Path, deadli
         if time.monotonic() > deadline:
             raise UserError(f"{field}: the server at {plan.url} is not ready yet; see {log}, or give --wait more seconds")
         time.sleep(0.2)
+
+
+def _ended(servers: dict[ServerPlan, "subprocess.Popen[bytes]"], logs: Path) -> list[str]:
+    """A line for each server that has ended; it is forgotten."""
+    gone = [plan for plan, server in servers.items() if server.poll() is not None]
+    for plan in gone:
+        del servers[plan]
+    return [f"the server at {plan.url} ended: {_last_line(logs / f'{plan.port}.log')}" for plan in gone]
+
+
+def run_beside(command: Sequence[str], ended: Callable[[], list[str]], say: Callable[[str], None]) -> int:
+    """The exit code of a command that runs while servers do; says which of them end meanwhile. Never outlived by it."""
+    process = subprocess.Popen(command, preexec_fn=die_with_parent)
+    try:
+        while process.poll() is None:
+            for line in ended():
+                say(line)
+            time.sleep(POLL_S)
+    except BaseException:  # Ctrl-C reached the process too; whatever else it was, the process is to end
+        if not isinstance(sys.exception(), KeyboardInterrupt):
+            process.terminate()
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+    return process.returncode
 
 
 def _is_healthy(url: str) -> bool:

@@ -56,8 +56,10 @@ class Watch:
         self._looking: asyncio.Task[None] | None = None
 
     def feed(self, ids: Array) -> None:
-        """The turn's next tokens."""
+        """The turn's next tokens. Raises what went wrong with those before."""
         self._ids = np.concatenate([self._ids, ids])
+        if self._looking is not None and self._looking.done():
+            self._looking.result()  # raises what the teacher did
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
 
@@ -67,10 +69,11 @@ class Watch:
             await self._looking
         return self.stopped_at
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the looking of a rollout that comes to nothing, and lets the teacher forget the stream."""
         if self._looking is not None:
             self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         if self.stream is not None:
             self.stream.close()
 
@@ -118,4 +121,4 @@ async def sample_rollout(
         return Rollout(prompt, slot, (turn if length is None else turn.stopped_at(length),))
     finally:
         if watch is not None:
-            watch.close()
+            await watch.close()

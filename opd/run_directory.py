@@ -112,7 +112,8 @@ class RunDirectory:
             raise UserError(f"{self.path / 'config.yaml'} is damaged ({error}); restore it, or use --overwrite") from None
         now = _flat(to_mapping(config))
         for key in sorted(before.keys() | now.keys()):
-            free = key.partition(".")[0] in FREE_TO_CHANGE or (key.startswith("teachers.") and key.endswith(MAY_MOVE))
+            section, field = key.partition(".")[0], key.rpartition(".")[2]
+            free = section in FREE_TO_CHANGE or (section == "teachers" and field in MAY_MOVE)
             if not free and before.get(key) != now.get(key):
                 raise UserError(
                     f"{key}: the run in {self.path} began with {before.get(key)!r}, not {now.get(key)!r}; "

@@ -1,6 +1,7 @@
 """What a recipe as a whole must satisfy, beyond names and types."""
 
 import math
+import re
 from typing import TYPE_CHECKING
 
 from opd.data import DatasetConfig, check_path
@@ -116,6 +117,8 @@ def _check_teacher(field: str, teacher: TeacherConfig) -> None:
     for key in ("served_as", "token_file", "digest"):
         if getattr(teacher, key) is not None and not teacher.urls:
             raise UserError(f"{field}.{key} has no effect without {field}.url; leave it out")
+    if teacher.digest is not None and not re.fullmatch(r"[0-9a-fA-F]{32}", teacher.digest):
+        raise UserError(f"{field}.digest is {teacher.digest!r}: it must be the 32 hex digits that the server prints")
     at_least = {"max_batch_tokens": 1, "max_in_flight": 1}
     for key, least in at_least.items():
         if getattr(teacher, key) < least:

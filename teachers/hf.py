@@ -89,7 +89,7 @@ class HFModel:
         self.streams, self.max_stream_bytes = Streams(max_stream_bytes), max_stream_bytes
         self.cached_streams = can_cache(decoder(self.model))  # else a stream's ids are kept, and scored again as a whole
         self.cached_streams = self.cached_streams and agrees(self._states, self._dtype)
-        self.num_batches = self.num_tokens = 0  # forward passes, and tokens scored
+        self.num_batches = self.num_tokens = 0  # forward passes and tokens of requests: `agrees` was none
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
 

@@ -64,6 +64,8 @@ class LoopThread:
             if not answer.done():
                 self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
                 await asyncio.wait([answer])
+            if not answer.cancelled():
+                answer.exception()  # nobody will ask for it any more, and asyncio would say so
             raise
 
     async def stop(self, timeout_s: float) -> bool:

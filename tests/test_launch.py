@@ -46,6 +46,14 @@ def test_different_bases_cannot_share_an_address():
         server_plans({"a": replace(BASE, model=None)})
 
 
+@pytest.mark.parametrize("url", ["https://127.0.0.1:8400", "http://localhost:8400/teacher"])
+def test_an_address_that_no_server_started_here_has_is_refused(url):
+    with pytest.raises(UserError, match=r"teachers\.a\.url: a server started here is at http://HOST:PORT"):
+        server_plans({"a": replace(BASE, url=url)})
+    elsewhere = url.replace("127.0.0.1", "10.0.0.1").replace("localhost", "gpu7")
+    assert len(server_plans({"a": replace(BASE, url=elsewhere)})) == 1
+
+
 @pytest.mark.parametrize(
     ("url", "local"),
     [

@@ -121,3 +121,21 @@ def test_an_error_of_the_teacher_reaches_the_rollout():
 
     with pytest.raises(RuntimeError, match="gone"):
         asyncio.run(run())
+
+
+def test_an_error_in_the_middle_is_not_passed_over():
+    class Once(Teacher):
+        async def score(self, request):
+            if len(self.asked) == 1:
+                self.asked.append(request)
+                raise RuntimeError("gone for a moment")
+            return await super().score(request)
+
+    async def run():
+        stream = ScoreStream(Once(), CONTEXT)
+        watch = Watch([StopAt(99, True)], Prompt(id="p"), 0, CONTEXT, 4, stream)  # type: ignore[list-item]
+        sampler = Scripted([4] * 5, pause_s=0.01)
+        await sample_rollout(sampler, Prompt(id="p"), 0, CONTEXT, 0, 99, Sampling(), watch)  # type: ignore[arg-type]
+
+    with pytest.raises(RuntimeError, match="for a moment"):
+        asyncio.run(run())

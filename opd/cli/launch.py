@@ -1,6 +1,6 @@
 """`opd launch`."""
 
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ def launch(
 ) -> None:
     """Start the teacher servers a recipe names on this machine, train, and stop them."""
     from opd.config import load_config
-    from opd.launch import commands_elsewhere, running, server_plans
+    from opd.launch import commands_elsewhere, run_beside, running, server_plans
     from opd.locate import check_location
     from opd.validation import check_files
 
@@ -39,9 +39,10 @@ def launch(
         raise UserError(
             "teachers: the recipe names no server; set teachers.NAME.url=http://127.0.0.1:8400, or use opd train"
         )
-    print(commands_elsewhere(plans, recipe, overrides or []), file=sys.stdout if dry_run else sys.stderr)
     if dry_run:
+        print(commands_elsewhere(plans, recipe, overrides or []))
         return
+    say("opd launch --dry-run prints the commands that do the same on several machines")
     local = [plan for plan in plans if plan.is_local]
     for plan in local:
         for name in plan.names:
@@ -54,9 +55,14 @@ def launch(
     training = ["train", recipe, *(overrides or []), "--out", str(out), "--processes", str(processes), *flags]
     devices = [device.strip() for device in teacher_devices.split(",") if device.strip()]
     logs = out.with_name(f"{out.name}-servers")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers and the trainer are stopped too
     try:
-        with running(local, logs, devices, wait, lambda line: print(line, file=sys.stderr, flush=True)):
-            code = subprocess.run([sys.executable, "-m", "opd", *training]).returncode
+        with running(local, logs, devices, wait, say) as ended:
+            code = run_beside([sys.executable, "-m", "opd", *training], ended, say)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(code)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

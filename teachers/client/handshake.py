@@ -8,11 +8,11 @@ from typing import Any
 from opd.errors import UserError
 from opd.teachers.client.replica import Replica
 from opd.teachers.frame import PROTOCOL
+from opd.teachers.wire import NAME
 
 Info = dict[str, Any]
 MAX_INFO_BYTES = 2**20
 DIGEST = re.compile(r"[0-9a-f]{16,64}")
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 @dataclass(frozen=True)

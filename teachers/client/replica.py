@@ -22,8 +22,13 @@ from opd.teachers.stream import StreamLost
 from opd.teachers.wire import MEDIA_TYPE
 
 MAX_ERROR_BYTES = 65536  # read of an answer that only says what went wrong
+SHORTEST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 5.0  # before another attempt
 T = TypeVar("T")
+
+
+class OtherModel(UserError):
+    """An answer of other weights than at the start."""
 
 
 class Failed(Exception):
@@ -40,7 +45,8 @@ class Busy(Exception):
     @property
     def pause_s(self) -> float:
         """Seconds to leave it alone."""
-        return min(LONGEST_PAUSE_S, self.retry_after_s if self.retry_after_s is not None else random.uniform(0.5, 1.0))
+        asked_s = random.uniform(0.5, 1.0) if self.retry_after_s is None else self.retry_after_s
+        return max(SHORTEST_PAUSE_S, min(LONGEST_PAUSE_S, asked_s))
 
 
 async def within(

@@ -16,7 +16,7 @@ from opd.teachers.client.answers import BadAnswer
 from opd.teachers.client.handshake import MAX_INFO_BYTES, Identity, difference, identity, read_info
 from opd.teachers.client.line import Line
 from opd.teachers.client.listening import ListeningClock
-from opd.teachers.client.replica import Busy, Failed, Replica, open_session, pause_s, within
+from opd.teachers.client.replica import Busy, Failed, OtherModel, Replica, open_session, pause_s, within
 from opd.teachers.stream import StreamLost
 from opd.teachers.wire import WireError
 
@@ -143,6 +143,11 @@ class Replicas:
                 except Failed as failure:
                     self._down(replica, str(failure))
                     raise
+                except OtherModel as error:
+                    if not self._others_up(replica):
+                        raise
+                    self._down(replica, str(error))
+                    raise Failed(str(error)) from None
                 else:
                     replica.num_failures, replica.last_error = 0, "nothing more came"
                     self._remember(job, _Stream(replica))
@@ -173,6 +178,10 @@ class Replicas:
             self._streams[job.stream] = stream
             if len(self._streams) > MAX_STREAMS:
                 del self._streams[next(iter(self._streams))]
+
+    def _others_up(self, replica: Replica) -> bool:
+        """Whether another replica may still serve the model that this one has changed."""
+        return any(other.up for other in self.replicas if other is not replica)
 
     def _down(self, replica: Replica, reason: str) -> None:
         self.num_failed += 1

@@ -17,6 +17,7 @@ from opd.records import SampleRequest, ScoreRequest, Scores, Turn
 from opd.teachers.client.addresses import check_addresses, read_token
 from opd.teachers.client.answers import check_scores, check_turn
 from opd.teachers.client.handshake import Info, check_same
+from opd.teachers.client.replica import OtherModel
 from opd.teachers.client.replicas import Job, Patience, Replicas
 from opd.teachers.client.servers import MAX_ROW_BYTES, Servers
 from opd.teachers.config import TeacherConfig
@@ -25,10 +26,8 @@ from opd.teachers.wire import Asked, decode_scores, decode_turn, encode_sample_r
 
 SLACK_BYTES = 65536  # of an answer beside its tensors
 STOP_S = 5.0
-T = TypeVar("T")
-
-
 START_S = 20.0  # a server that does not answer at the start is more likely absent than busy
+T = TypeVar("T")
 
 
 class ServedTeacher:
@@ -206,7 +205,7 @@ class ServedTeacher:
 
     def _check_weights(self, weights: str) -> None:
         if weights != self.identity.weights:
-            raise UserError(
+            raise OtherModel(
                 f"{self.field}: a server answers with weights {weights}, at the start they were {self.identity.weights}: "
                 "it serves other weights than at the start; start it again with the same model and resume with --resume"
             )

@@ -1,7 +1,8 @@
 """The teacher server: HTTP routes over a model that lives in a thread of its own.
 
 The loop that talks to clients never computes: it reads and checks requests, hands them to the model's thread, and writes
-answers. Whatever a client sends gets a status and one line of JSON; prompts appear in no message, metric or log.
+answers. Well-formed HTTP gets a status and, where something is wrong, one line of JSON; prompts appear in no message, metric
+or log.
 """
 
 import asyncio
@@ -211,7 +212,9 @@ class TeacherServer:
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """aiohttp reports a client's broken HTTP with its parser's traceback: keep the line; and nothing of who has left."""
-    left = record.exc_info is not None and isinstance(record.exc_info[1], ConnectionError)
+    """aiohttp reports a client's broken HTTP with its parser's traceback: keep one line; and nothing of who has left."""
+    error = record.exc_info[1] if record.exc_info is not None else None
     record.exc_info = None
-    return not left
+    if error is not None:
+        record.msg, record.levelno, record.levelname = f"{record.msg}: {type(error).__name__}", logging.WARNING, "WARNING"
+    return not isinstance(error, ConnectionError)

@@ -1,9 +1,13 @@
 """`opd launch` from end to end on micro models."""
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -87,3 +91,47 @@ def test_an_address_in_use_is_refused(recipe, tmp_path):
         server.kill()
     assert done.returncode == 2
     assert f"{url} is served already" in done.stderr
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_launch_that_is_ended_leaves_nothing_behind(recipe, tmp_path, sent):
+    path, url = recipe
+    command = [*OPD, "launch", str(path), "steps=100000", "--out", str(tmp_path / "run")]
+    launched = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() or launched.poll() is not None)
+    launched.send_signal(sent)
+    assert launched.wait(60) == (-9 if sent == signal.SIGKILL else 143)
+    wait_for(lambda: not answers(url))
+    wait_for(lambda: not still_writes(metrics))
+
+
+def test_a_server_that_ends_while_training_is_named(recipe, tmp_path):
+    path, url = recipe
+    settings = ["steps=100000", "teachers.default.timeout_s=1", "teachers.default.deadline_s=2"]
+    command = [*OPD, "launch", str(path), *settings, "--out", str(tmp_path / "run")]
+    launched = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+    children = Path(f"/proc/{launched.pid}/task/{launched.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGKILL)  # the server was started first
+    _, said = launched.communicate(timeout=60)
+    assert launched.returncode == 2
+    assert f"the server at {url} ended: serving" in said
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert "--resume" in errors[0]
+    assert "Traceback" not in said
+    assert "never retrieved" not in said
+
+
+def wait_for(done, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def still_writes(path):
+    before = path.read_bytes()
+    time.sleep(0.5)
+    return path.read_bytes() != before

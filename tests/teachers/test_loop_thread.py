@@ -1,6 +1,7 @@
 """Work in a thread with a loop of its own: results, errors, and what happens to work that nobody waits for any more."""
 
 import asyncio
+import gc
 import threading
 import time
 
@@ -110,3 +111,28 @@ def test_stop_cancels_what_runs_and_tells_what_does_not_end():
         assert not one._thread.is_alive()
 
     asyncio.run(call())
+
+
+def test_an_error_that_nobody_waits_for_any_more_is_not_reported(thread):
+    """As when one of many requests fails and the others are given up."""
+    reported = []
+
+    async def fail_late():
+        try:
+            await asyncio.sleep(30)
+        except asyncio.CancelledError:
+            raise KeyError("gone") from None
+
+    async def give_up():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        calls = [asyncio.create_task(thread.run(fail_late)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        del calls
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(give_up())
+    assert reported == []
