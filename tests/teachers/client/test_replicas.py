@@ -451,8 +451,10 @@ class TestStreams:
 
         async def work(replicas, ask):
             await ask(request(0, "s"))
+            assert replicas.num_failed == 1
 
         use([only], work)
+        assert [one.request.keep_tokens for one in only.asked] == [0, 0]  # asked again as it was, not given up
 
     def test_a_forgotten_stream_is_closed_at_its_holder(self, faulty, use):
         a, b = servers = faulty(), faulty()

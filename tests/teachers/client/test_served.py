@@ -393,15 +393,20 @@ class TestStream:
         use(teacher, work)
 
     def test_closing_at_the_very_end(self, serve, sequence):
+        """Neither waits nor fails, and leaves no task or thread behind."""
         teacher = connect(serve())
 
         async def work():
             stream = ScoreStream(teacher, sequence[:10])
-            await stream.append(10, sequence[10:25])
+            scores = await stream.append(10, sequence[10:25])
             teacher.close_stream(stream.name)
+            assert scores.logps is not None
+            return scores.logps
 
-        use(teacher, work)
+        assert use(teacher, work).shape == (15,)
+        assert not [thread for thread in threading.enumerate() if thread.name == f"teacher {teacher.name}"]
         teacher.close_stream("nothing is open any more")
+        assert not [thread for thread in threading.enumerate() if thread.name == f"teacher {teacher.name}"]
 
 
 def streams_of(server):

@@ -1,5 +1,6 @@
 """Addresses and tokens of a server, before any model is loaded."""
 
+import ipaddress
 import socket
 
 import pytest
@@ -22,7 +23,8 @@ def test_two_that_bind_before_either_listens():
 def test_loopback_needs_no_token(host):
     if host == "::1" and not ipv6():
         pytest.skip("this machine has no IPv6")
-    bind(host, 0, has_token=False).close()
+    with bind(host, 0, has_token=False) as listener:
+        assert ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", ""])
