@@ -297,12 +297,10 @@ class HFTeacher:
         assert view.adapter is None or view.adapter in model.adapters
         self.name, self.model, self.view = name, model, view
         self.head, self.head_id = model.head, name
-        self.num_floored = 0  # log-probs raised to the floor so far
 
     async def score(self, request: ScoreRequest) -> Scores:
         """See `HFModel.score`."""
         scores = await self.model.score(request, self.view)
-        self.num_floored += scores.num_floored
         return replace(scores, head=self.head_id) if request.hidden else scores
 
     def close_stream(self, name: str) -> None:

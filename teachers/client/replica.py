@@ -9,7 +9,7 @@ import json
 import math
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -47,6 +47,11 @@ class Busy(Exception):
         """Seconds to leave it alone."""
         asked_s = random.uniform(0.5, 1.0) if self.retry_after_s is None else self.retry_after_s
         return max(SHORTEST_PAUSE_S, min(LONGEST_PAUSE_S, asked_s))
+
+
+def last_errors(replicas: Iterable["Replica"]) -> str:
+    """What each of them last came to nothing with, as part of a line."""
+    return "; ".join(f"{replica.url}: {replica.last_error}" for replica in replicas)
 
 
 async def within(

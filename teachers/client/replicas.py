@@ -16,7 +16,7 @@ from opd.teachers.client.answers import BadAnswer
 from opd.teachers.client.handshake import MAX_INFO_BYTES, Identity, difference, identity, read_info
 from opd.teachers.client.line import Line
 from opd.teachers.client.listening import ListeningClock
-from opd.teachers.client.replica import Busy, Failed, OtherModel, Replica, open_session, pause_s, within
+from opd.teachers.client.replica import Busy, Failed, OtherModel, Replica, last_errors, open_session, pause_s, within
 from opd.teachers.stream import StreamLost
 from opd.teachers.wire import WireError
 
@@ -92,9 +92,8 @@ class Replicas:
             async with self.clock.until(lambda: max(started, self._answered) + deadline_s):
                 return await self._persist(job, next(self._order), started)
         except TimeoutError:
-            errors = "; ".join(f"{replica.url}: {replica.last_error}" for replica in self.replicas)
             raise UserError(
-                f"teachers.{self.name}.url: no answer within {deadline_s:g} s ({errors}); "
+                f"teachers.{self.name}.url: no answer within {deadline_s:g} s ({last_errors(self.replicas)}); "
                 "start it again and resume with --resume"
             ) from None
 

@@ -48,7 +48,6 @@ class ServedTeacher:
         self.digest: str | None = self.identity.weights
         self.head_id = self.identity.head  # what `Scores.head` says
         self.max_body_bytes = min(info["limits"]["body_bytes"] for _, info in infos)
-        self.num_floored = 0  # log-probs raised to the floor so far
         self._head: OutputHead | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._thread: LoopThread | None = None
@@ -105,9 +104,7 @@ class ServedTeacher:
         Raises `opd.teachers.stream.StreamLost` when no replica holds the request's stream, and `UserError` when no answer
         came within the deadline or no further attempt could help.
         """
-        scores = await self._run(lambda: self._score(request))
-        self.num_floored += scores.num_floored
-        return scores
+        return await self._run(lambda: self._score(request))
 
     async def generate(self, request: SampleRequest) -> Turn:
         """A turn sampled by the served base. Raises `UserError`."""

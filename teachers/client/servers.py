@@ -18,7 +18,7 @@ from opd.errors import UserError
 from opd.models import OutputHead
 from opd.teachers.client.handshake import Identity, Info, read_info
 from opd.teachers.client.listening import ListeningClock
-from opd.teachers.client.replica import Busy, Failed, Replica, open_session, pause_s, within
+from opd.teachers.client.replica import Busy, Failed, Replica, last_errors, open_session, pause_s, within
 from opd.teachers.digest import head_digest, tokens_digest
 from opd.teachers.wire import WireError, decode_head
 
@@ -123,9 +123,8 @@ class _Asking:
             async with self.clock.until(lambda: self._heard + servers.deadline_s):
                 return await self._persist(ask)
         except TimeoutError:
-            errors = "; ".join(f"{replica.url}: {replica.last_error}" for replica in self.replicas)
             raise UserError(
-                f"{servers.field}: no answer within {servers.deadline_s:g} s ({errors}); "
+                f"{servers.field}: no answer within {servers.deadline_s:g} s ({last_errors(self.replicas)}); "
                 "start the server (opd serve teacher), or correct the address"
             ) from None
 

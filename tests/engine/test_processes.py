@@ -1,5 +1,6 @@
 """One and two processes give the same loss and gradient norm at each step."""
 
+import shutil
 import subprocess
 import sys
 
@@ -12,8 +13,9 @@ from omegaconf import OmegaConf
     [
         {},
         {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}},
+        {"terms": {"reverse_kl": {"form": "sampled"}}, "lookahead": 1},
     ],
-    ids=["full", "sampled-two-updates"],
+    ids=["full", "sampled-two-updates", "sampled-lookahead"],
 )
 def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):
     recipe = tmp_path / "recipe.yaml"
@@ -30,14 +32,22 @@ def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):
         assert a["sampled_tokens"] == b["sampled_tokens"]
 
 
-def test_two_processes_resume(raw_recipe, tmp_path, metrics_of):
-    for name, steps, more in (("whole", 4, []), ("part", 2, []), ("part", 4, ["--resume"])):
-        recipe = tmp_path / "recipe.yaml"
-        recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw_recipe(steps=steps, optimizer={"lr": 1e-3}, eval={}))))
-        command = [sys.executable, "-m", "opd", "train", str(recipe), "--out", str(tmp_path / name), "--processes", "2"]
-        done = subprocess.run([*command, *more], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    assert metrics_of(tmp_path / "part") == metrics_of(tmp_path / "whole")
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_two_processes_resume(raw_recipe, tmp_path, metrics_of, lookahead):
+    """From the second of four steps; with lookahead the rollouts of both processes are in flight there."""
+    recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
+    raw = raw_recipe(steps=4, lookahead=lookahead, eval={}, checkpoint={"every": 2, "keep": 9})
+    recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw)))
+    command = [sys.executable, "-m", "opd", "train", str(recipe), "--out", str(run), "--processes", "2"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    whole = metrics_of(run)
+    assert (run / "checkpoints" / "step-2" / "trainer" / "in_flight.safetensors").exists() == bool(lookahead)
+    shutil.rmtree(run / "checkpoints" / "step-4")
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "resuming after step 2" in done.stderr
+    assert metrics_of(run) == whole
 
 
 def test_a_mistake_is_said_once_and_ends_both(raw_recipe, tmp_path):

@@ -141,8 +141,8 @@ def test_low_log_probs_are_raised_to_the_floor_and_counted(make, model_folder, r
     scores = ask_all(teacher, [replace(request, k=vocab) for request in requests])
     plain = ask_all(free, [replace(request, k=vocab) for request in requests])
     below = sum(int((p.logps < -8).sum() + (p.topk_logps < -8).sum()) for p in plain)
-    assert teacher.num_floored == sum(answer.num_floored for answer in scores) == below > 0
-    assert free.num_floored == 0
+    assert sum(answer.num_floored for answer in scores) == below > 0
+    assert not any(answer.num_floored for answer in plain)
     for ours, theirs in zip(scores, plain):
         assert (ours.logps >= -8).all()
         close(ours.topk_logps, np.maximum(theirs.topk_logps, -8))
@@ -153,11 +153,12 @@ def test_an_impossible_token_is_finite(make, requests):
     teacher = make()
     with torch.no_grad():
         teacher.head.weight[7] *= 1e30
-    for scores in ask_all(teacher, [replace(request, k=3) for request in requests]):
+    answers = ask_all(teacher, [replace(request, k=3) for request in requests])
+    for scores in answers:
         for logps in (scores.logps, scores.topk_logps):
             assert np.isfinite(logps).all()
             assert (logps >= -30).all()
-    assert teacher.num_floored > 0
+    assert sum(scores.num_floored for scores in answers) > 0
 
 
 def test_its_weights_never_change(make, requests):
@@ -213,8 +214,7 @@ def test_views_and_temperatures_share_them_too(make, requests, exact, forwards):
         close(scores.logps, logp.gather(-1, torch.from_numpy(request.token_ids).long()[:, None])[:, 0].clamp(min=floor))
         assert scores.topk_ids.max() < vocab
         assert scores.num_floored == int((scores.logps == floor).sum() + (scores.topk_logps == floor).sum())
-    assert teachers[0].num_floored == 0
-    assert teachers[1].num_floored == sum(scores.num_floored for scores in together) > 0
+    assert [scores.num_floored > 0 for scores in together] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("entries", [1, 100, 10**6])

@@ -173,17 +173,15 @@ def test_the_same_answers_as_in_process(serve, in_process, requests, vocab, payl
             options["ids"] = np.maximum(options["ids"], 0)
         asked.append(replace(request, temperature=temperature, **options))
     teacher = connect(serve())
-    before = in_process.num_floored
     theirs = asyncio.run(score_all(in_process, asked))
     ours = ask(teacher, *asked)
     for one, other in zip(ours, theirs, strict=True):
         same(one, other)
-    assert teacher.num_floored == in_process.num_floored - before
     if payload == "hidden":
         assert {one.head for one in ours} == {teacher.head_id}
         assert torch.equal(teacher.head.weight, in_process.head.weight)
     if payload == "all":
-        assert teacher.num_floored > 0
+        assert sum(one.num_floored for one in ours) > 0
 
 
 async def score_all(teacher, asked):
