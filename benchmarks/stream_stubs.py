@@ -13,6 +13,7 @@ from opd.clock import Clock
 from opd.config import BatchConfig, CheckpointConfig, EvalConfig, RunConfig
 from opd.engine import Engine
 from opd.flight import Landed
+from opd.objective.batching import Taught
 from opd.records import Chunk, Prompt, Rollout, SampleRequest, Sampling, ScoreRequest, Scores, Term
 from opd.rollouts import Contexts
 from opd.teachers.pool import TeacherPool
@@ -112,6 +113,9 @@ class Stopwatch:
     def __init__(self) -> None:
         self.ends_s: list[float] = []
         self.staleness: list[int] = []
+
+    async def sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
+        """Shows none."""
 
     def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
         self.ends_s.append(time.perf_counter())

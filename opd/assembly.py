@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +20,8 @@ from opd.data import load_prompts
 from opd.doctor import examine_teacher
 from opd.errors import UserError
 from opd.eval.grading import Grader
+from opd.eval.overlap import problem_key
+from opd.eval.provenance import overlap_with
 from opd.models import context_limit, output_head
 from opd.objective.learner import Learner
 from opd.plugins import PromptSource, RolloutController, TermMaker
@@ -51,6 +54,8 @@ class Parts:
     makers: list[TermMaker]
     learner: Learner
     heldout: list[Prompt]
+    selection: list[Prompt]  # by whose accuracy the best checkpoint is chosen
+    overlap: dict[str, Any] | None  # of training prompts with the held-out problems
     grader: Grader | None
     notes: list[str]  # what the user should know about this combination
     update_thread: ThreadPoolExecutor | None  # where updates run while other machines sample and score; None: in line
@@ -84,7 +89,7 @@ def make_accelerator() -> Accelerator:
 def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None) -> Parts:
     """Loads prompts first (cheap mistakes show early), then tokenizers, then models. Raises `UserError`."""
     prompts = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
-    heldout, grader = _heldout(config)
+    heldout, selection, grader = _problems(config)
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
 
     controllers = [CONTROLLERS.load(name, "rollout")(section, config) for name, section in config.rollout.items()]
@@ -94,7 +99,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     facts = {name: facts_of(name, teacher, served) for name, teacher in config.teachers.items()}
     vocab = common_vocabulary(tokenizer, facts.values())
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
-    notes = _examined(config, facts, tokenizer, ends, prompts)
+    notes = [*_examined(config, facts, tokenizer, ends, prompts), *_shared(heldout, selection)]
 
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
@@ -131,6 +136,8 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         makers,
         learner,
         heldout,
+        selection,
+        overlap_with(prompts, heldout) if heldout and accelerator.is_main_process else None,
         grader,
         notes,
         _update_thread(device) if config.lookahead and (sampler.concurrent or len(served) == len(facts)) else None,
@@ -176,14 +183,24 @@ def _refuse_long_prompts(config: RunConfig, prompts: PromptSource, contexts: Con
         )
 
 
-def _heldout(config: RunConfig) -> tuple[list[Prompt], Grader | None]:
-    """The held-out problems and what grades them, where the recipe has any."""
-    if config.eval.prompts is None:
-        return [], None
-    heldout = load_prompts(config.eval.prompts, "eval.prompts")
-    if config.eval.reward is None and any(prompt.answer is None for prompt in heldout):
-        raise UserError("eval.prompts.columns.answer: a held-out problem has no answer; name the column, or set eval.reward")
-    return heldout, Grader(config.eval.time_limit_s, verifier=config.eval.reward)
+def _problems(config: RunConfig) -> tuple[list[Prompt], list[Prompt], Grader | None]:
+    """The held-out problems, those of the selection set, and what grades them, where the recipe has any."""
+    found: list[list[Prompt]] = []
+    for key, source in (("eval.prompts", config.eval.prompts), ("eval.selection", config.eval.selection)):
+        problems = load_prompts(source, key) if source is not None else []
+        if config.eval.reward is None and any(problem.answer is None for problem in problems):
+            raise UserError(f"{key}.columns.answer: a held-out problem has no answer; name the column, or set eval.reward")
+        found.append(problems)
+    grader = Grader(config.eval.time_limit_s, verifier=config.eval.reward) if any(found) else None
+    return found[0], found[1], grader
+
+
+def _shared(heldout: list[Prompt], selection: list[Prompt]) -> list[str]:
+    """A note where the best checkpoint is chosen on problems that are reported."""
+    num = len({problem_key(one.problem) for one in heldout} & {problem_key(one.problem) for one in selection})
+    if not num:
+        return []
+    return [f"eval.selection shares {num} problems with eval.prompts: the chosen checkpoint's accuracy there is too high"]
 
 
 def _sampler(

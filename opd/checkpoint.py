@@ -50,8 +50,12 @@ def save(
     state: Mapping[str, Any],
     in_flight: Sequence[Rollout],
     keep: int,
+    selected: int | None = None,
+    card: str = "",
 ) -> Path:
-    """Writes `folder/step-N` and deletes all but the newest `keep`. Every process calls this; the main one writes.
+    """Writes `folder/step-N` with its model card, and deletes all but the newest `keep` and the one of step `selected`.
+
+    Every process calls this; the main one writes.
 
     Raises `UserError` when the disk is full; the checkpoints before it stay.
     """
@@ -64,6 +68,7 @@ def save(
             named = {name.removeprefix("module.").removeprefix("model."): t for name, t in weights.items()}
             student.save_pretrained(partial, state_dict=named)
             tokenizer.save_pretrained(partial)
+            (partial / "README.md").write_text(card, encoding="utf-8")
             trainer = partial / "trainer"
             trainer.mkdir()
             tensors = {f"{name}|{key}": t for name, entry in moments["state"].items() for key, t in entry.items()}
@@ -76,7 +81,8 @@ def save(
             (trainer / "state.json").write_text(json.dumps(record), encoding="utf-8")
         whole = [old for old in folder.glob("step-*") if old.name.removeprefix("step-").isdigit()]
         for old in sorted(whole, key=step_of)[:-keep]:
-            shutil.rmtree(old)
+            if step_of(old) != selected:
+                shutil.rmtree(old)
     learner.accelerator.wait_for_everyone()
     return path
 

@@ -100,6 +100,11 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     value, or a combination that cannot work.
     """
     raw = read_recipe(find_recipe(recipe))
+    return build_config(overlay(raw, parse_overrides(overrides)))
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Dotted `key.sub=value` words as a mapping. Raises `UserError`."""
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key:
@@ -109,17 +114,20 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"overrides: {' '.join(str(error).split())}") from None
     assert isinstance(above, dict)
-    return build_config(overlay(raw, above))
+    return {str(name): value for name, value in above.items()}
 
 
 def build_config(raw: Mapping[str, Any]) -> RunConfig:
     """A checked `RunConfig` from a plain mapping. Raises `UserError` as `load_config` does."""
-    config = _typed(RunConfig, raw, "")
+    config = parse_section(RunConfig, raw, "")
     prompts = {key: value for key, value in config.prompts.items() if key != "type"}
     source = PROMPT_SOURCES.load(str(config.prompts.get("type", "dataset")), "prompts.type")
     config = dataclasses.replace(
         config,
-        prompts={"type": str(config.prompts.get("type", "dataset")), "config": _typed(source.Config, prompts, "prompts")},
+        prompts={
+            "type": str(config.prompts.get("type", "dataset")),
+            "config": parse_section(source.Config, prompts, "prompts"),
+        },
         rollout=_plugins(CONTROLLERS, config.rollout, "rollout"),
         terms=_plugins(TERM_MAKERS, config.terms, "terms"),
     )
@@ -142,10 +150,12 @@ def to_yaml(config: RunConfig) -> str:
 def _plugins(registry: Any, sections: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Each named section as the Config of its plug-in; a section set to null is left out."""
     chosen = {name: section for name, section in sections.items() if section is not None}
-    return {name: _typed(registry.load(name, key).Config, section, f"{key}.{name}") for name, section in chosen.items()}
+    return {
+        name: parse_section(registry.load(name, key).Config, section, f"{key}.{name}") for name, section in chosen.items()
+    }
 
 
-def _typed(kind: type, raw: Any, key: str) -> Any:
+def parse_section(kind: type, raw: Any, key: str) -> Any:
     """`raw` as a `kind`, every error naming the dotted key below `key`."""
     _refuse_unknown(kind, raw, key)
     dot = f"{key}." if key else ""

@@ -40,6 +40,8 @@ class DatasetConfig:
     """A file (.jsonl, .json, .csv, .parquet), a hub id, or `tiny:prompts`."""
     split: str = "train"
     """Split of a hub data set."""
+    subset: str | None = None
+    """Configuration of a hub data set, where it has several."""
     columns: Columns = field(default_factory=Columns)
     template: str = "{prompt}"
     """Text around the problem, such as an instruction about the form of the answer."""
@@ -66,7 +68,7 @@ def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
             hint = nearest(columns.prompt, row)
             what = f"{where} has no column {columns.prompt!r}{hint}"
             raise UserError(f"{key}.columns.prompt: {what}; name it with {key}.columns.prompt=NAME")
-        prompts.append(_prompt(row, where, config, key))
+        prompts.append(prompt_of(row, where, config, key))
         if config.limit is not None and len(prompts) >= config.limit:
             break
     if not prompts:
@@ -83,7 +85,7 @@ def _check(config: DatasetConfig, key: str) -> None:
         raise UserError(f"{key}.limit is {config.limit}: it must be at least 1")
 
 
-def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str) -> Prompt:
+def prompt_of(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str) -> Prompt:
     columns = config.columns
     problem, answer = row[columns.prompt], row.get(columns.answer)
     messages: tuple[Mapping[str, Any], ...] = ({"role": "system", "content": config.system},) if config.system else ()
@@ -107,11 +109,20 @@ def _prompt(row: Mapping[str, Any], where: str, config: DatasetConfig, key: str)
         messages=messages,
         text=text,
         answer=tuple(map(str, answer)) if isinstance(answer, list) else None if answer is None else str(answer),
+        problem=_problem(row[columns.prompt]),
         domain=str(row.get(columns.domain) or "default"),
         tools=tuple(tools),
         chat_template_kwargs=config.chat_template_kwargs,
         meta={name: value for name, value in row.items() if name not in known},
     )
+
+
+def _problem(prompt: Any) -> str:
+    """The task's own words: the text, or what users say in the messages."""
+    if isinstance(prompt, str):
+        return prompt
+    said = [message.get("content") for message in prompt if message["role"] == "user"]
+    return "\n".join(content for content in said if isinstance(content, str))
 
 
 def _wrap_last(messages: list[Mapping[str, Any]], template: str) -> list[Mapping[str, Any]]:
@@ -163,7 +174,7 @@ def _hub_rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[st
     from datasets import load_dataset
 
     try:
-        rows = load_dataset(config.path, split=config.split)
+        rows = load_dataset(config.path, config.subset, split=config.split)
     except Exception as error:  # no network, no such id, a gated set: the reason is in the library's message
         raise UserError(f"{key}.path: {config.path!r} cannot be loaded: {' '.join(str(error).split())}") from None
     for number, row in enumerate(rows, start=1):

@@ -51,6 +51,7 @@ class Engine:
             self.flight = self.flight or self.begin(self.step)
             with clock("wait"):
                 landed = await self.flight.landed()
+            await self.recorder.sample_rollouts(self.step + 1, landed.taught)
             self.flight = self.begin(self.step + 1) if config.lookahead and self.step + 1 < config.steps else None
             if self.flight is not None and not parts.sampler.concurrent:
                 await self.flight.sampled()  # it decodes with the weights that are about to change
@@ -59,10 +60,10 @@ class Engine:
                 metrics = await self.update(landed.taught)
             self.step += 1
         self.recorder.step(self.step, landed, metrics)
-        last = self.step == config.steps
+        last, best = self.step == config.steps, False
         if last or (config.eval.every and self.step % config.eval.every == 0):
-            await self.evaluate()
-        if last or (config.checkpoint.every and self.step % config.checkpoint.every == 0):
+            best = await self.evaluate()
+        if last or best or (config.checkpoint.every and self.step % config.checkpoint.every == 0):
             await self.save()
 
     def begin(self, step: int) -> Flight:
@@ -106,12 +107,12 @@ class Engine:
             return self.parts.learner.update(taught)
         return await asyncio.get_running_loop().run_in_executor(self.parts.update_thread, self.parts.learner.update, taught)
 
-    async def evaluate(self) -> None:
-        """Held-out accuracy and KL of the student as it is."""
+    async def evaluate(self) -> bool:
+        """Held-out accuracy and KL of the student as it is. Whether it is the best on the selection set so far."""
         if self.flight is not None:
             await self.flight.sampled()
         self.parts.sampler.sync(self.parts.learner.student, version=self.step)
-        self.recorder.evaluation(self.step, await evaluate(self.config, self.parts))
+        return self.recorder.evaluation(self.step, await evaluate(self.config, self.parts))
 
     async def save(self) -> None:
         """A checkpoint of everything that has state, rollouts in flight included: the weights that sampled them are gone."""
@@ -120,4 +121,5 @@ class Engine:
         with parts.clock("checkpoint"):
             state = {"step": self.step, "recorder": self.recorder.state_dict(), "teachers": parts.teachers.digests}
             folder = self.recorder.directory.checkpoints
-            save(folder, self.step, parts.learner, parts.tokenizer, state, gather_object(in_flight), config.keep)
+            notes = config.keep, self.recorder.selected, self.recorder.card(self.step)
+            save(folder, self.step, parts.learner, parts.tokenizer, state, gather_object(in_flight), *notes)

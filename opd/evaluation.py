@@ -1,14 +1,21 @@
-"""`opd.evaluate`: the accuracy of a model on problems with answers."""
+"""`opd.evaluate`: how often a model's answers are right, with the matrix that says so for each problem and sample."""
 
 import asyncio
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opd.errors import UserError
+from opd.eval.options import EvalOptions
+from opd.eval.suites import Loaded
 from opd.files import explain_unwritable, write_text
 from opd.records import Prompt, Sampling
+
+if TYPE_CHECKING:
+    from opd.eval.models import Opened
+    from opd.eval.provenance import Checkpoint
 
 
 def evaluate(
@@ -16,58 +23,134 @@ def evaluate(
     problems: Sequence[Prompt],
     out: str | Path,
     *,
-    samples: int = 1,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    max_new_tokens: int = 1024,
-    reward: str | None = None,
-    time_limit_s: float = 5.0,
-    dtype: str = "auto",
-    max_rows: int = 64,
-    seed: int = 0,
+    suite: str = "problems",
+    resume: bool = False,
+    overwrite: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Samples `samples` completions a problem and grades them; writes `out/results.json` and returns its content.
+    """Samples and grades answers to `problems`; writes `out/SUITE.json` and returns its content.
 
-    `accuracy` is avg@k; `rows` holds the problem x sample matrix of verdicts with the responses. Raises `UserError`.
+    `options` are the fields of `opd.eval.options.EvalOptions`. The result holds `accuracy` (avg@k), `pass@k`, `maj@k`,
+    counts and rates of each verdict, `intervals` (95 %), `notes`, and `rows`, the problem x sample matrix. The responses lie
+    in `out/SUITE.samples.jsonl`. Raises `UserError`.
     """
-    import torch
+    loaded = Loaded(suite, problems)
+    return evaluate_suites(model, [loaded], Path(out), EvalOptions(**options), resume=resume, overwrite=overwrite)[0]
+
+
+def evaluate_suites(
+    model: str,
+    suites: Sequence[Loaded],
+    out: Path,
+    options: EvalOptions,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    checkpoint: "Checkpoint | None" = None,
+    about: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """As `evaluate`, for several suites with one loading of the model.
+
+    `checkpoint` is what `model` is of a run: its selection and its training prompts are then held against the problems.
+    `about` goes into each result's `settings`.
+    """
+    for suite in suites:
+        graded = options.reward or suite.reward
+        if graded is None and any(problem.answer is None for problem in suite.problems):
+            raise UserError(f"--answer: a problem of {suite.name} has no answer; name the column, or set --reward")
+    with explain_unwritable(out):
+        out.mkdir(parents=True, exist_ok=True)
+    from opd.eval.provenance import write_card
+
+    begin = {"resume": resume, "overwrite": overwrite}
+    bodies = asyncio.run(_evaluate_all(model, suites, out, options, begin))
+    results = []
+    for suite, body in zip(suites, bodies):
+        overlap, notes = _provenance(checkpoint, suite.problems) if checkpoint else (None, [])
+        result = {
+            "suite": suite.name,
+            "model": f"{checkpoint.run.name}/{checkpoint.path.name}" if checkpoint else _public_name(model),
+            "step": checkpoint.step if checkpoint else None,
+            "settings": {**options.fixing_numbers(), **(about or {})},
+            **body,
+            "overlap": overlap,
+            "notes": [*notes, *suite.notes, *body["notes"]],
+        }
+        write_text(out / f"{suite.name}.json", json.dumps(result, ensure_ascii=False) + "\n")
+        results.append(result)
+    if checkpoint:
+        write_card(checkpoint)
+    return results
+
+
+async def _evaluate_all(
+    model: str, suites: Sequence[Loaded], out: Path, options: EvalOptions, begin: Mapping[str, bool]
+) -> list[dict[str, Any]]:
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    from opd.eval.evaluate import accuracy
+    from opd.eval.models import open_model
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    async with open_model(model, options) as opened:
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            return [await _evaluate_one(opened, suite, out, options, begin, bar) for suite in suites]
+
+
+async def _evaluate_one(
+    opened: "Opened", suite: Loaded, out: Path, options: EvalOptions, begin: Mapping[str, bool], bar: Any
+) -> dict[str, Any]:
+    """Samples what is left of one suite, and grades all of it."""
+    from opd.eval.evaluate import fitting, matrix, sample_pairs
     from opd.eval.grading import Grader
-    from opd.models import context_limit, load_causal_lm, output_head
-    from opd.rollouts import Contexts
-    from opd.students.hf_sampler import HFSampler
-    from opd.tokenization import eos_ids, load_tokenizer
+    from opd.eval.samples import Sampled, SampleFile
+    from opd.eval.summary import summarise
 
-    _check(problems, samples, temperature, reward)
-    with explain_unwritable(Path(out)):
-        Path(out).mkdir(parents=True, exist_ok=True)
-    tokenizer = load_tokenizer(model, "--model")
-    with Grader(time_limit_s, verifier=reward) as grader:
-        student = load_causal_lm(model, "--model", dtype=dtype)
-        student = student.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
-        vocab = min(max(tokenizer.get_vocab().values()) + 1, output_head(student).weight.shape[0])
-        sampler = HFSampler(student, vocab, eos_ids(model, "--model", tokenizer), max_rows=max_rows)
-        contexts = Contexts(tokenizer, context_limit(student.config.get_text_config()), max_new_tokens)
-        sampling = Sampling(temperature, top_p)
-        with Progress(console=Console(stderr=True)) as bar:
-            task = bar.add_task("sampling", total=len(problems) * samples)
+    problems, contexts = suite.problems, opened.contexts
+    ids = fitting(problems, contexts)
+    header = {"model": opened.identity, **options.fixing_numbers(), "prompts": _digest(ids.values())}
+    file = SampleFile(out / f"{suite.name}.samples.jsonl", header, **begin)
+    pairs = [(place, sample) for place in ids for sample in range(options.samples)]
+    blocks = file.blocks(pairs, opened.block)
+    sampling = Sampling(options.temperature, options.top_p, options.top_k, presence_penalty=options.presence_penalty)
+    task = bar.add_task(suite.name, total=len(pairs), completed=len(file.done))
 
-            def done(count: int) -> None:
-                bar.advance(task, count)
+    def done(sampled: Sampled) -> None:
+        file.add(sampled)
+        bar.advance(task)
 
-            work = accuracy(sampler, problems, contexts, grader, sampling, samples=samples, seed=seed, done=done)
-            result = asyncio.run(work)
-    settings = {"model": model, "samples": samples, "temperature": temperature, "top_p": top_p}
-    result = {**settings, "max_new_tokens": max_new_tokens, "seed": seed, **result}
-    write_text(Path(out) / "results.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    return result
+    with Grader(options.time_limit_s, verifier=options.reward or suite.reward) as grader:
+        for block in blocks:
+            await sample_pairs(opened.sampler, problems, ids, contexts, sampling, options.seed, block, done)
+        rows = matrix(problems, file.done, grader)
+    summary = summarise(rows)
+    skipped = len(problems) - len(ids)
+    short = sum(contexts.room(context) < options.max_new_tokens for context in ids.values())
+    notes = [f"{skipped} problems are longer than the context and were left out"] if skipped else []
+    if short:
+        limit = f"{options.max_new_tokens} tokens in a context of {contexts.max_context}"
+        notes.append(f"{short} problems leave room for fewer than {limit}")
+    return {**summary, "num_skipped": skipped, "notes": [*notes, summary["power_note"]], "rows": rows}
 
 
-def _check(problems: Sequence[Prompt], samples: int, temperature: float, reward: str | None) -> None:
-    if samples > 1 and temperature == 0.0:
-        raise UserError("--samples above 1 repeats the same greedy completion: set --temperature")
-    if reward is None and any(problem.answer is None for problem in problems):
-        raise UserError("--answer: a problem has no answer; name the column, or set --reward")
+def _provenance(checkpoint: "Checkpoint", problems: Sequence[Prompt]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Overlap with the training prompts of the checkpoint's run, and what a reader must know."""
+    from opd.eval.provenance import overlap_notes, selection_notes, training_overlap
+
+    overlap, notes = training_overlap(checkpoint.config, problems), selection_notes(checkpoint, problems)
+    if overlap is None:
+        notes.append("the run's training prompts cannot be read (any more), so their overlap with these problems is unknown")
+    return overlap, [*notes, *overlap_notes(overlap)]
+
+
+def _public_name(model: str) -> str:
+    """A model's name for others to read: a folder's own name without the way to it."""
+    return Path(model).name if Path(model).expanduser().is_dir() else model
+
+
+def _digest(contexts: Iterable[Any]) -> str:
+    """Of all prompts as the model sees them."""
+    digest = hashlib.blake2b(digest_size=16)
+    for ids in contexts:
+        digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
+    return digest.hexdigest()

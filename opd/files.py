@@ -12,10 +12,15 @@ from opd.errors import UserError
 
 def write_text(path: Path, text: str) -> None:
     """Replaces `path` atomically. Raises `UserError` when the disk is full."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
-    with explain_full_disk(path), partial.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with explain_full_disk(path), partial.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)

@@ -28,6 +28,10 @@ class PromptSource(Protocol):
 
     def __init__(self, config: Any, seed: int) -> None: ...
 
+    def known(self) -> Sequence[Prompt]:
+        """Every prompt it can yield, as far as they are known beforehand: compared with the evaluation's problems."""
+        ...
+
     def at(self, step: int, attempt: int, count: int) -> Sequence[Prompt]:
         """`count` prompts for `step` (from 0); `attempt` counts the times a step asked again."""
         ...

@@ -17,11 +17,17 @@ SHIPPED = Path(__file__).parent / "configs"
 
 def shipped_recipes() -> Iterator[tuple[str, str]]:
     """(name, first comment line) of each shipped recipe, sorted. Names use slashes below `configs/`."""
+    return (row for row in _shipped() if not row[0].startswith(("accelerate/", "sweeps/")))
+
+
+def shipped_sweeps() -> Iterator[tuple[str, str]]:
+    """(name, first comment line) of each shipped sweep, sorted."""
+    return (row for row in _shipped() if row[0].startswith("sweeps/"))
+
+
+def _shipped() -> Iterator[tuple[str, str]]:
     for name in sorted(path.relative_to(SHIPPED).with_suffix("").as_posix() for path in SHIPPED.rglob("*.yaml")):
-        path = SHIPPED / f"{name}.yaml"
-        if name.startswith("accelerate/"):
-            continue  # files for `accelerate launch`, not recipes
-        first = path.read_text(encoding="utf-8").partition("\n")[0]
+        first = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
         yield name, first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
@@ -35,7 +41,7 @@ def find_recipe(recipe: str | Path) -> Path:
         return shipped
     if path.suffix in {".yaml", ".yml"}:
         raise UserError(f"recipe: no such file {str(recipe)!r}")
-    names = [name for name, _ in shipped_recipes()]
+    names = [name for name, _ in _shipped()]
     raise UserError(f"recipe: {str(recipe)!r} is neither a file nor shipped (see opd ls){nearest(str(recipe), names)}")
 
 
@@ -48,6 +54,19 @@ def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = path.resolve()
     if path in seen:
         raise UserError(f"defaults: {path.name} inherits from itself")
+    raw = read_yaml(path)
+    parents = raw.pop("defaults", None) or []
+    if not isinstance(parents, str | list) or not all(isinstance(parent, str) for parent in parents):
+        raise UserError(f"{path}: defaults: expected the name of a recipe or a list of names, found {parents!r}")
+    merged: dict[str, Any] = {}
+    for parent in [parents] if isinstance(parents, str) else parents:
+        beside = path.parent / f"{parent}.yaml"
+        merged = overlay(merged, read_recipe(beside if beside.is_file() else find_recipe(parent), (*seen, path)))
+    return overlay(merged, raw)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises `UserError` for bad YAML and for anything but a mapping."""
     try:
         loaded = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException) as error:
@@ -57,14 +76,7 @@ def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     raw = OmegaConf.to_container(loaded)
     if not isinstance(raw, dict):
         raise UserError(f"{path}: a recipe is a mapping of names to values")
-    parents = raw.pop("defaults", None) or []
-    if not isinstance(parents, str | list) or not all(isinstance(parent, str) for parent in parents):
-        raise UserError(f"{path}: defaults: expected the name of a recipe or a list of names, found {parents!r}")
-    merged: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
-        beside = path.parent / f"{parent}.yaml"
-        merged = overlay(merged, read_recipe(beside if beside.is_file() else find_recipe(parent), (*seen, path)))
-    return overlay(merged, raw)
+    return {str(name): value for name, value in raw.items()}
 
 
 def overlay(base: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[str, Any]:

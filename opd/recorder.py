@@ -1,5 +1,6 @@
 """What a run writes down: a line of metrics a step, sample rollouts, evaluations, and the summary."""
 
+import asyncio
 import resource
 import time
 from collections.abc import Mapping, Sequence
@@ -10,10 +11,12 @@ from accelerate.utils import gather_object
 
 from opd.assembly import Parts
 from opd.config import RunConfig
+from opd.eval.provenance import SELECTED, results_of
 from opd.flight import Landed
+from opd.model_card import model_card
 from opd.objective.batching import Taught, num_trainable
 from opd.progress import ProgressBar
-from opd.records import Rollout
+from opd.records import Rollout, ScoreRequest
 from opd.run_directory import RunDirectory
 from opd.tokenization import render_text
 from opd.trackers import Tracker
@@ -29,6 +32,7 @@ class Recorder:
         self.begin_s = time.perf_counter()
         self.totals = {"wall_s": 0.0, "sampled_tokens": 0, "trained_tokens": 0, "skipped_prompts": 0}
         self.evaluations: dict[str, dict[str, Any]] = {}
+        self.selection: dict[str, float] = {}  # the step that is best on the selection set, and its accuracy there
 
     def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
         """Step `step` is done: one line of metrics, and now and then sample rollouts."""
@@ -55,15 +59,18 @@ class Recorder:
         self.directory.append_metrics({"step": step, **row})
         for tracker in self.trackers:
             tracker.log(step, row)
-        if self.config.trackers.rollouts_every and step % self.config.trackers.rollouts_every == 0:
-            self._sample_rollouts(step, landed.taught)
         self.bar.step(step, row)
 
-    def evaluation(self, step: int, result: Mapping[str, Any] | None) -> None:
-        """An evaluation after `step` steps; None where there is nothing to evaluate."""
+    @property
+    def selected(self) -> int | None:
+        """The step whose checkpoint is kept as the best one."""
+        return int(self.selection["step"]) if self.selection else None
+
+    def evaluation(self, step: int, result: Mapping[str, Any] | None) -> bool:
+        """An evaluation after `step` steps; None where there is nothing to evaluate. Whether the step is the best so far."""
         timings = self.parts.clock.read()  # what an evaluation took is not the next step's
         if result is None:
-            return
+            return False
         figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
         self.evaluations["before" if step == 0 else "after"] = {
             "accuracy": figures["accuracy"],
@@ -72,12 +79,21 @@ class Recorder:
         self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result, **timings})
         for tracker in self.trackers:
             tracker.log(step, {f"eval/{name}": value for name, value in figures.items()})
+        best = step > 0 and figures.get("selection_accuracy", -1.0) > self.selection.get("accuracy", -1.0)
+        if best:
+            self.selection = {"step": step, "accuracy": figures["selection_accuracy"]}
+            self.directory.write_json(f"eval/{SELECTED}", self.selection)
         kl = figures.get("reverse_kl")
         rates = f"no answer {figures['no_answer_rate']:.1%}, truncated {figures['truncated_rate']:.1%}"
         self.bar.say(
             f"eval after step {step}: accuracy {figures['accuracy']:.1%} ({rates})"
             + ("" if kl is None else f", reverse KL {kl:.4f} nats per token")
         )
+        return best
+
+    def card(self, step: int) -> str:
+        """The model card of the checkpoint after `step` steps."""
+        return model_card(self.config, step, results_of(self.directory.path, step))
 
     def finish(self) -> dict[str, Any]:
         """Writes and returns `summary.json`."""
@@ -87,35 +103,49 @@ class Recorder:
             **{name: self.totals[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts")},
             "peak_gib": round(peak_gib(), 3),
             "eval": self.evaluations,
+            **({"selected": self.selection} if self.selection else {}),
         }
         self.directory.write_json("summary.json", summary)
         return summary
 
     def state_dict(self) -> dict[str, Any]:
-        return {"totals": {**self.totals, "wall_s": self._wall_s()}, "evaluations": self.evaluations}
+        totals = {**self.totals, "wall_s": self._wall_s()}
+        return {"totals": totals, "evaluations": self.evaluations, "selection": self.selection}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.totals, self.evaluations = dict(state["totals"]), dict(state["evaluations"])
+        self.selection = dict(state["selection"])
 
     def _wall_s(self) -> float:
         return self.totals["wall_s"] + time.perf_counter() - self.begin_s
 
-    def _sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
-        rows = [self._row(rollout) for rollout, _ in taught[: self.config.trackers.num_rollouts]]
+    async def sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
+        """Now and then writes the first rollouts of `step`, with what the teacher thinks of each token."""
+        every = self.config.trackers.rollouts_every
+        if not self.directory.writer or not every or step % every:
+            return
+        shown = taught[: self.config.trackers.num_rollouts]
+        rows = await asyncio.gather(*(self._row(rollout) for rollout, _ in shown))
         self.directory.write_rows(f"rollouts/step-{step}.jsonl", rows)
         for tracker in self.trackers:
             tracker.log_rollouts(step, rows)
 
-    def _row(self, rollout: Rollout) -> dict[str, Any]:
-        turn = rollout.turns[-1]
+    async def _row(self, rollout: Rollout) -> dict[str, Any]:
+        """`advantages`: the teacher's log-prob of each sampled token, less the sampler's."""
+        turn, tokenizer = rollout.turns[-1], self.parts.tokenizer
+        request = ScoreRequest(turn.context_ids, turn.sampled_ids, temperature=self.config.loss_temperature)
+        scores = await self.parts.teachers.score(self.parts.teachers.teacher_for(rollout.prompt), request)
+        assert scores.logps is not None
         return {
             "id": rollout.prompt.id,
             "slot": rollout.slot,
-            "prompt": render_text(self.parts.tokenizer, rollout.prompt),
-            "response": self.parts.tokenizer.decode(turn.sampled_ids),
+            "prompt": render_text(tokenizer, rollout.prompt),
+            "response": tokenizer.decode(turn.sampled_ids),
             "finish": turn.finish,
             "sampled_ids": turn.sampled_ids.tolist(),
             "sampler_logps": [round(float(logp), 5) for logp in turn.sampler_logps],
+            "tokens": [tokenizer.decode([token]) for token in turn.sampled_ids.tolist()],
+            "advantages": [round(float(gap), 4) for gap in scores.logps - turn.sampler_logps],
         }
 
 

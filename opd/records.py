@@ -26,6 +26,7 @@ class Prompt:
     messages: tuple[Mapping[str, Any], ...] = ()  # chat messages; empty when `text` is given
     text: str | None = None  # a plain prompt, tokenised as it is
     answer: str | tuple[str, ...] | None = None  # for evaluation and verifiers; distillation never reads it
+    problem: str = ""  # the task as the data have it, without template and system message: what identifies it
     domain: str = "default"  # routes to the teacher of this name
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas handed to the chat template
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # e.g. {"enable_thinking": False}
@@ -43,11 +44,12 @@ class Sampling:
     top_p: float = 1.0  # 1 keeps everything
     top_k: int = 0  # 0 keeps everything
     num_topk: int = 0  # how many of the student's own most likely tokens to return beside the sampled one
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens that the turn holds already
 
     @property
     def truncated(self) -> bool:
         """Whether the distribution sampled from differs from the softmax at this temperature."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.temperature == 0.0
+        return self.top_p < 1.0 or self.top_k > 0 or self.temperature == 0.0 or self.presence_penalty != 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,6 +26,8 @@ def check(config: "RunConfig") -> None:
         raise UserError("student.dtype: bfloat16 weights need objective.precision=bfloat16")
     if config.objective.updates_per_batch > config.batch.prompts * config.batch.rollouts_per_prompt:
         raise UserError("objective.updates_per_batch is larger than the number of rollouts in a batch")
+    if config.eval.selection is not None and config.eval.prompts is None:
+        raise UserError("eval.selection needs eval.prompts: a checkpoint is chosen on the one and reported on the other")
     if config.eval.samples > 1 and config.eval.temperature == 0.0:
         raise UserError("eval.samples above 1 repeats the same greedy completion: set eval.temperature")
     if not config.teachers:
@@ -48,7 +50,8 @@ def check_files(config: "RunConfig") -> None:
             check_location(teacher.model, f"teachers.{name}.model")
             if teacher.adapter is not None:
                 check_location(teacher.adapter, f"teachers.{name}.adapter")
-    for key, source in {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}.items():
+    sources = {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}
+    for key, source in {**sources, "eval.selection": config.eval.selection}.items():
         if isinstance(source, DatasetConfig):
             check_path(source.path, key)
 

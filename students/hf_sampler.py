@@ -21,7 +21,7 @@ from opd.clock import Clock
 from opd.errors import UserError
 from opd.models import cache_argument, decoder, output_head
 from opd.records import Chunk, Finish, SampleRequest
-from opd.students.drawing import draw, student_topk
+from opd.students.drawing import draw, penalise, student_topk
 from opd.students.kv_cache import RowCache
 from opd.students.noise import uniform
 
@@ -220,6 +220,10 @@ class HFSampler:
         sampling = rows[0].request.sampling
         seeds = np.array([row.request.seed for row in rows], np.int64)
         noise = uniform(seeds, np.array([len(row.ids) for row in rows]))
+        if sampling.presence_penalty:
+            sampled = [torch.tensor(row.ids, dtype=torch.long) for row in rows]
+            ids_BT = torch.nn.utils.rnn.pad_sequence(sampled, batch_first=True, padding_value=-1)
+            logits = penalise(logits, ids_BT.to(logits.device), sampling.presence_penalty)
         ids, logps = draw(logits, torch.from_numpy(noise).to(logits.device), sampling)
         topk = student_topk(logits, sampling) if sampling.num_topk else None
         topk_ids, topk_logps = (part.cpu() for part in topk) if topk else (None, None)

@@ -145,6 +145,7 @@ def encode_sample_request(request: SampleRequest, model: str = "base") -> bytes:
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "presence_penalty": sampling.presence_penalty,
         "num_topk": sampling.num_topk,
     }
     return bytes(write("sample_request", fields, {"context_ids": request.context_ids}))
@@ -158,6 +159,7 @@ def decode_sample_request(body: Body) -> tuple[SampleRequest, str]:
         temperature=frame.real("temperature", 0.0, high),
         top_p=frame.real("top_p", SMALLEST, 1.0),
         top_k=frame.integer("top_k", 0),
+        presence_penalty=frame.real("presence_penalty", -2.0, 2.0),
         num_topk=frame.integer("num_topk", 0),
     )
     request = SampleRequest(

@@ -34,8 +34,8 @@ def load(tmp_path):
 def test_text_becomes_a_user_message(load):
     rows = [{"id": 7, "prompt": "2+2?", "answer": 4, "level": "easy"}, {"prompt": "3+3?", "domain": "maths"}]
     first, second = load(rows)
-    assert first == Prompt("7", ({"role": "user", "content": "2+2?"},), answer="4", meta={"level": "easy"})
-    assert second == Prompt("line 2", ({"role": "user", "content": "3+3?"},), domain="maths")
+    assert first == Prompt("7", ({"role": "user", "content": "2+2?"},), answer="4", problem="2+2?", meta={"level": "easy"})
+    assert second == Prompt("line 2", ({"role": "user", "content": "3+3?"},), problem="3+3?", domain="maths")
 
 
 def test_template_and_system_message(load):
@@ -44,12 +44,14 @@ def test_template_and_system_message(load):
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Solve {x} now"},
     ]
+    assert prompt.problem == "{x}"
 
 
 def test_messages_stay_as_they_are(load):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     (prompt,) = load([{"prompt": messages}], system="S")
     assert list(prompt.messages) == [{"role": "system", "content": "S"}, *messages]
+    assert prompt.problem == "hi"  # what users say is what identifies it
     assert prompt.text is None
 
 

@@ -2,9 +2,23 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+
+
+def _option(help: str, *names: str, **limits: Any) -> Any:
+    return typer.Option(*names, help=help, **limits)
+
+
+Path_ = Path | None
+Text = str | None
+Suites = Annotated[list[str] | None, _option("A suite (see opd ls), FILE.jsonl, or reasoning_gym:TASK; may be repeated.")]
+SuiteDir = Annotated[Path_, _option("Folder with SUITE.jsonl files, read instead of the hub.")]
+Out = Annotated[Path_, _option("Folder for the results. Default, for a run: RUN/eval/step-N.")]
+Template = Annotated[Text, _option("Text around a problem; {prompt} stands for it. Suites ask for a boxed answer.")]
+Thinking = Annotated[bool | None, _option("Sets the chat template's enable_thinking.", "--thinking/--no-thinking")]
+Checkpoint = Annotated[str, _option("Of a run: last, best (on eval.selection) or a step.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -12,45 +26,42 @@ def add_to(app: typer.Typer) -> None:
 
 
 def evaluate(
-    model: Annotated[str, typer.Option(help="A model folder, a checkpoint, a hub id, or tiny:student.")],
-    data: Annotated[str, typer.Option(help="JSON lines with problems and answers.")],
-    out: Annotated[Path, typer.Option(help="Folder for the results.")],
-    samples: Annotated[int, typer.Option(min=1, help="Completions a problem.")] = 1,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="Default: 0 for one sample, else 0.7.")] = None,
-    top_p: Annotated[float, typer.Option(min=1e-6, max=1.0, help="Nucleus.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest completion, in tokens.")] = 1024,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
-    prompt: Annotated[str, typer.Option(help="Column of the problem.")] = "problem",
-    answer: Annotated[str, typer.Option(help="Column of the answer.")] = "answer",
-    template: Annotated[str, typer.Option(help="Text around a problem; {prompt} stands for it.")] = "{prompt}",
-    plain: Annotated[bool, typer.Option("--plain", help="No chat template: for base models.")] = False,
-    reward: Annotated[str | None, typer.Option(help="FILE.py:FUNCTION, a verifier of your own.")] = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds to grade one answer.")] = 5.0,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Type of the weights.")] = "auto",
-    max_rows: Annotated[int, typer.Option(min=1, help="Completions decoded at once.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Fixes the sampling noise.")] = 0,
+    model: Annotated[str, _option("A model folder, a run or one of its checkpoints, a hub id, or tiny:student.")],
+    suite: Suites = None,
+    suite_dir: SuiteDir = None,
+    protocol: Annotated[Text, _option("A paper's: compass, df-opd, nsd, stride or endpoint.")] = None,
+    data: Annotated[Text, _option("Instead of a suite: any data, with the columns named below.")] = None,
+    prompt: Annotated[str, _option("With --data: column of the problem.")] = "problem",
+    answer: Annotated[str, _option("With --data: column of the answer.")] = "answer",
+    out: Out = None,
+    resume: Annotated[bool, _option("Go on with what is in the folder.", "--resume")] = False,
+    overwrite: Annotated[bool, _option("Replace what is in the folder.", "--overwrite")] = False,
+    checkpoint: Checkpoint = "last",
+    limit: Annotated[int | None, _option("Only the first so many problems.", min=1)] = None,
+    samples: Annotated[int | None, _option("Completions a problem. Default: 1.", min=1)] = None,
+    temperature: Annotated[float | None, _option("Default: 0 for one sample, else 0.7.", min=0.0)] = None,
+    top_p: Annotated[float | None, _option("Nucleus. Default: 1.", min=1e-6, max=1.0)] = None,
+    top_k: Annotated[int | None, _option("Only the k most likely tokens. Default: all.", min=0)] = None,
+    presence_penalty: Annotated[float | None, _option("As in vLLM. Default: 0.", min=-2.0, max=2.0)] = None,
+    max_new_tokens: Annotated[int | None, _option("Longest completion. Default: 1024 tokens.", min=1)] = None,
+    template: Template = None,
+    system: Annotated[Text, _option("A system message.")] = None,
+    thinking: Thinking = None,
+    plain: Annotated[bool, _option("No chat template: for base models.", "--plain")] = False,
+    sampler: Annotated[Literal["hf", "vllm"], _option("In this process, or a vLLM server that runs.")] = "hf",
+    url: Annotated[Text, _option("With --sampler vllm: the server's address.")] = None,
+    served_as: Annotated[Text, _option("With --sampler vllm: the model's name there.")] = None,
+    token_file: Annotated[Text, _option("With --sampler vllm: file with the server's bearer token.")] = None,
+    max_in_flight: Annotated[int, _option("With --sampler vllm: requests at once.", min=1)] = 256,
+    reward: Annotated[Text, _option("FILE.py:FUNCTION, a verifier of your own.")] = None,
+    time_limit: Annotated[float, _option("Seconds to grade one answer.", min=0.1)] = 5.0,
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], _option("Type of the weights.")] = "auto",
+    max_rows: Annotated[int, _option("Completions decoded at once; --resume samples so many anew.", min=1)] = 64,
+    seed: Annotated[int, _option("Fixes the sampling noise.", min=0, max=2**63 - 1)] = 0,
 ) -> None:
-    """Measure accuracy: avg@k, with extraction failures, truncations and time-outs counted apart."""
-    from opd.data import Columns, DatasetConfig, load_prompts
-    from opd.locate import check_location
+    """Measure accuracy: avg@k, pass@k and maj@k with intervals; what went wrong is counted by kind."""
+    given = dict(locals())
+    from opd.eval.request import evaluate_request
 
-    check_location(model, "--model")
-    source = DatasetConfig(data, columns=Columns(prompt=prompt, answer=answer), template=template, plain=plain, limit=limit)
-    problems = load_prompts(source, "--data")
-    from opd.evaluation import evaluate as run
-
-    result = run(
-        model,
-        problems,
-        out,
-        samples=samples,
-        temperature=(0.0 if samples == 1 else 0.7) if temperature is None else temperature,
-        top_p=top_p,
-        max_new_tokens=max_new_tokens,
-        reward=reward,
-        time_limit_s=time_limit,
-        dtype=dtype,
-        max_rows=max_rows,
-        seed=seed,
-    )
-    print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=2))
+    for result in evaluate_request(given):
+        print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=2, ensure_ascii=False))

@@ -1,12 +1,14 @@
 """`opd ls | cp | validate | config | doctor`: finding recipes, copying them, and checking them before they cost anything."""
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+What = Annotated[Literal["recipes", "sweeps", "suites", "protocols"], typer.Argument(help="What to list.")]
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see opd ls) or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.sub=value]...", help="Values set anew.")]
 
@@ -19,14 +21,27 @@ def add_to(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def list_recipes() -> None:
-    """List the shipped recipes."""
-    from opd.recipes import shipped_recipes
-
-    rows = list(shipped_recipes())
+def list_recipes(what: What = "recipes") -> None:
+    """List the shipped recipes, sweeps, evaluation suites or protocols."""
+    rows = list(_rows(what))
     width = max(len(name) for name, _ in rows)
     for name, about in rows:
         print(f"{name:<{width}}  {about}".rstrip())
+
+
+def _rows(what: str) -> Iterator[tuple[str, str]]:
+    """(name, what it is)."""
+    if what == "suites":
+        from opd.eval.suites import SUITES
+
+        return ((name, f"{suite.size} problems, {suite.path} (unverified)") for name, suite in SUITES.items())
+    if what == "protocols":
+        from opd.eval.protocols import PROTOCOLS
+
+        return ((name, f"{preset.paper}: {', '.join(preset.suites)}") for name, preset in PROTOCOLS.items())
+    from opd.recipes import shipped_recipes, shipped_sweeps
+
+    return shipped_sweeps() if what == "sweeps" else shipped_recipes()
 
 
 def copy(recipe: Recipe, destination: Annotated[Path, typer.Argument(help="A file or a folder.")] = Path()) -> None:

@@ -11,6 +11,8 @@ class EvalConfig:
 
     prompts: DatasetConfig | None = None
     """The held-out problems, with the fields of prompt source `dataset`; null evaluates nothing."""
+    selection: DatasetConfig | None = None
+    """Other problems, by whose accuracy the best checkpoint is chosen and kept; null chooses none."""
     every: int = 0
     """Evaluate after every so many steps; 0 only before the first and after the last."""
     samples: int = 1

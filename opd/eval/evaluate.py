@@ -1,48 +1,98 @@
-"""Accuracy on held-out problems, and the reverse KL to the teacher on the student's own rollouts of them."""
+"""Sampling a model's answers to problems, and the problem x sample matrix of what became of them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from opd.errors import UserError
-from opd.eval.grading import Grade, Grader, Item, summarise
-from opd.records import Array, Prompt, Rollout, Sampling
+from opd.eval.grading import Grader, Item
+from opd.eval.overlap import problem_key
+from opd.eval.repetition import is_repetitive
+from opd.eval.samples import Pair, Sampled
+from opd.eval.summary import summarise
+from opd.records import Array, Prompt, Sampling
 from opd.rollouts import Contexts, sample_rollout
 from opd.students.noise import slot_seed
 from opd.students.sampler import Sampler
 
 
-async def sample_all(
+async def sample_pairs(
     sampler: Sampler,
-    prompts: Sequence[Prompt],
+    problems: Sequence[Prompt],
+    ids: Mapping[int, Array],
     contexts: Contexts,
     sampling: Sampling,
     seed: int,
-    samples: int,
-    done: Callable[[int], None] = lambda count: None,
-) -> list[list[Rollout] | None]:
-    """`samples` rollouts of each prompt; None for a prompt that is longer than the context. `done` counts them."""
+    pairs: Sequence[Pair],
+    done: Callable[[Sampled], None],
+) -> None:
+    """Samples these (problem, sample) pairs together; `done` is given each as it ends. `ids`: the problems as prompts."""
 
-    async def one(prompt: Prompt, sample: int, ids: Array, sample_seed: int) -> Rollout:
-        rollout = await sample_rollout(sampler, prompt, sample, ids, sample_seed, contexts.room(ids), sampling)
-        done(1)
-        return rollout
+    async def one(index: int, sample: int) -> None:
+        noise, context = slot_seed(seed, index, sample), ids[index]
+        rollout = await sample_rollout(sampler, problems[index], sample, context, noise, contexts.room(context), sampling)
+        sampled_ids = rollout.turns[0].sampled_ids
+        text = str(contexts.tokenizer.decode(sampled_ids, skip_special_tokens=True))
+        done(Sampled(index, sample, text, rollout.num_tokens, rollout.finish, is_repetitive(sampled_ids)))
 
-    async def row(index: int, prompt: Prompt) -> list[Rollout] | None:
-        ids = contexts(prompt)
-        if ids is None:
-            done(samples)
-            return None
-        return await asyncio.gather(*(one(prompt, s, ids, slot_seed(seed, index, s)) for s in range(samples)))
+    await asyncio.gather(*(one(index, sample) for index, sample in pairs))
 
-    return await asyncio.gather(*(row(index, prompt) for index, prompt in enumerate(prompts)))
+
+def fitting(problems: Sequence[Prompt], contexts: Contexts) -> dict[int, Array]:
+    """The prompts of the problems that leave room for an answer, by place. Raises `UserError` when there are none."""
+    ids = {place: context for place, problem in enumerate(problems) if (context := contexts(problem)) is not None}
+    if not ids:
+        raise UserError(f"every problem to evaluate is longer than the context of {contexts.max_context} tokens")
+    return ids
+
+
+def matrix(
+    problems: Sequence[Prompt], samples: Mapping[Pair, Sampled], grader: Grader, *, responses: bool = False
+) -> list[dict[str, Any]]:
+    """A row a problem that has samples: verdicts, extracted answers and classes of all its samples.
+
+    `responses` adds what was written. Blocks while it grades.
+    """
+    by_problem: dict[int, list[Sampled]] = {}
+    for _, sampled in sorted(samples.items()):
+        by_problem.setdefault(sampled.index, []).append(sampled)
+    items = [
+        Item(sampled.response, _answer(problems[index]), sampled.finish == "length", _record(problems[index]))
+        for index, row in by_problem.items()
+        for sampled in row
+    ]
+    graded = iter(grader.grade_many(items))
+    grades = [[next(graded) for _ in row] for row in by_problem.values()]
+    extracted = [[grade.extracted for grade in row] for row in grades]
+    rows = []
+    for (index, row), found, verdicts, classes in zip(
+        by_problem.items(), extracted, grades, grader.classes(extracted, grades)
+    ):
+        problem = problems[index]
+        rows.append(
+            {
+                "id": problem.id,
+                "key": problem_key(problem.problem),
+                "answer": problem.answer,
+                "verdicts": [grade.verdict for grade in verdicts],
+                "extracted": found,
+                "scores": [grade.reward for grade in verdicts],
+                "classes": classes,
+                "num_tokens": [sampled.num_tokens for sampled in row],
+                "finish": [sampled.finish for sampled in row],
+                "repetitive": [sampled.repetitive for sampled in row],
+                "index": index,
+                **({"responses": [sampled.response for sampled in row]} if responses else {}),
+            }
+        )
+    return rows
 
 
 async def accuracy(
     sampler: Sampler,
-    prompts: Sequence[Prompt],
+    problems: Sequence[Prompt],
     contexts: Contexts,
     grader: Grader,
     sampling: Sampling,
@@ -51,54 +101,28 @@ async def accuracy(
     seed: int,
     rank: int = 0,
     num_processes: int = 1,
-    done: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
-    """Samples and grades; problems are dealt to the processes by index.
+    """Samples and grades at once, for use while training; problems are dealt to the processes by index.
 
-    Returns the summary of `opd.eval.grading.summarise`, response lengths, and `rows`: for each problem its id, the
-    verdicts of all samples (the problem x sample matrix), the extracted answers, and the responses. Raises `UserError`
-    when no problem fits the context.
+    Returns `opd.eval.summary.summarise` of the rows, `num_skipped` problems that are longer than the context, and `rows`
+    with the responses.
     """
-    mine = list(range(rank, len(prompts), num_processes))
-    results = await sample_all(sampler, [prompts[i] for i in mine], contexts, sampling, seed, samples, done)
-    kept = [(i, row) for i, row in zip(mine, results) if row is not None]
-    tokenizer = contexts.tokenizer
-    texts = [[str(tokenizer.decode(r.turns[0].sampled_ids, skip_special_tokens=True)) for r in row] for _, row in kept]
-    items = [
-        Item(text, _answer(prompts[i]), rollout.finish == "length", _record(prompts[i]))
-        for (i, row), row_texts in zip(kept, texts)
-        for rollout, text in zip(row, row_texts)
-    ]
-    grades = iter(grader.grade_many(items))
-    rows = [
-        _row(prompts[i], row, row_texts, [next(grades) for _ in row]) | {"index": i}
-        for (i, row), row_texts in zip(kept, texts)
-    ]
-    rows = sorted(gather_object(rows), key=lambda row: row["index"])
-    skipped = sum(gather_object([len(mine) - len(kept)]))
-    if not rows:
-        raise UserError(f"every problem to evaluate is longer than the context of {contexts.max_context} tokens")
-    summary = summarise([[Grade(verdict, None) for verdict in row["verdicts"]] for row in rows])
-    lengths = [length for row in rows for length in row["num_tokens"]]
-    return {**summary, "num_skipped": skipped, "mean_tokens": sum(lengths) / len(lengths), "rows": rows}
+    ids = fitting(problems, contexts)
+    mine = [(place, sample) for place in list(ids)[rank::num_processes] for sample in range(samples)]
+    found: dict[Pair, Sampled] = {}
+
+    def done(sampled: Sampled) -> None:
+        found[sampled.index, sampled.sample] = sampled
+
+    await sample_pairs(sampler, problems, ids, contexts, sampling, seed, mine, done)
+    rows = sorted(gather_object(matrix(problems, found, grader, responses=True)), key=lambda row: row["index"])
+    return {**summarise(rows), "num_skipped": len(problems) - len(ids), "rows": rows}
 
 
-def _row(prompt: Prompt, rollouts: Sequence[Rollout], texts: Sequence[str], grades: Sequence[Grade]) -> dict[str, Any]:
-    return {
-        "id": prompt.id,
-        "answer": prompt.answer,
-        "verdicts": [grade.verdict for grade in grades],
-        "extracted": [grade.extracted for grade in grades],
-        "scores": [grade.reward for grade in grades],
-        "num_tokens": [rollout.num_tokens for rollout in rollouts],
-        "finish": [rollout.finish for rollout in rollouts],
-        "responses": list(texts),
-    }
+def _answer(problem: Prompt) -> str | list[str] | None:
+    return list(problem.answer) if isinstance(problem.answer, tuple) else problem.answer
 
 
-def _answer(prompt: Prompt) -> str | list[str] | None:
-    return list(prompt.answer) if isinstance(prompt.answer, tuple) else prompt.answer
-
-
-def _record(prompt: Prompt) -> dict[str, Any]:
-    return {"id": prompt.id, "messages": [dict(m) for m in prompt.messages], "text": prompt.text, **prompt.meta}
+def _record(problem: Prompt) -> dict[str, Any]:
+    messages = [dict(message) for message in problem.messages]
+    return {"id": problem.id, "messages": messages, "text": problem.text, **problem.meta}

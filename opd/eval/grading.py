@@ -1,8 +1,8 @@
 """Grading: is a response's final answer right?
 
-Cheap string and number comparisons settle most answers in the calling process. The rest goes to math-verify, whose
-computer algebra may not end (`9^{9^{9^9}}`), or to the user's own verifier: both run in worker processes under a hard
-time limit.
+Texts, numbers and structure settle most answers in the calling process, in time linear in their length. Formulas are
+compared in worker processes under a hard time limit, since computer algebra may not end (`9^{9^{9^9}}`); so is a user's own
+verifier run.
 """
 
 import os
@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from opd.errors import UserError
-from opd.eval.equality import equivalent, same_value
-from opd.eval.extract import extract_answer
+from opd.eval.answers.algebra import algebraically_equal
+from opd.eval.answers.classes import vote_classes
+from opd.eval.answers.equality import equivalent, same_value
+from opd.eval.answers.extract import extract_answer
 from opd.eval.pool import TaskError, WorkerPool
 from opd.eval.verifier import load_verifier, verifier_score
 
@@ -101,7 +103,9 @@ class Grader:
             load_verifier(verifier)  # its mistakes show here, not in a worker
             verifier = str(Path(verifier).expanduser().absolute())  # workers may start in another folder
         self.verifier = verifier
-        self._pool = WorkerPool(partial(_setup, verifier), num_workers or _default_workers(), limit_s)
+        num_workers = num_workers or _default_workers()
+        self._equality = WorkerPool(partial(_setup, None), num_workers, limit_s)
+        self._pool = WorkerPool(partial(_setup, verifier), num_workers, limit_s) if verifier else self._equality
 
     def grade_many(self, items: Sequence[Item]) -> list[Grade]:
         """The items' grades, in order. Blocks.
@@ -130,9 +134,20 @@ class Grader:
             raise UserError(f"reward: {self.verifier} failed on item {error.index}: {error.message}") from None
         return [_scored(item, score) for item, score in zip(items, scores)]
 
+    def classes(
+        self, extracted_rows: Sequence[Sequence[str | None]], grade_rows: Sequence[Sequence[Grade]]
+    ) -> list[list[int | None]]:
+        """Classes of equal answers within each problem, for majority voting: see `vote_classes`. Blocks.
+
+        Rows are problems, with one entry a sample in both arguments. Raises RuntimeError if workers do not start.
+        """
+        verdicts = [[grade.verdict for grade in row] for row in grade_rows]
+        return vote_classes(extracted_rows, verdicts, self._equality.run)
+
     def close(self) -> None:
         """Ends the workers. Forgetting it is harmless: they end with the object and with the process."""
         self._pool.close()
+        self._equality.close()
 
     def __enter__(self) -> "Grader":
         return self
@@ -154,7 +169,8 @@ def _setup(verifier: str | None):
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = int(MEMORY_LIMIT_GIB * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
-    equivalent(("x", ("y",)))  # imports math-verify and builds its parser before the time limit counts
+    equivalent(("x", ("y",)))  # imports mpmath, and below math-verify with its parser, before the time limit counts
+    algebraically_equal("x", "y")
     return equivalent
 
 
@@ -165,24 +181,3 @@ def _scored(item: Item, score: float | None) -> Grade:
     if score >= SCORE_CORRECT:
         return Grade("correct", extracted, score)
     return Grade("truncated" if item.truncated and extracted is None else "wrong", extracted, score)
-
-
-def summarise(grades: Sequence[Sequence[Grade]]) -> dict[str, float]:
-    """Counts and rates of a problems x samples matrix of grades.
-
-    `accuracy` is avg@k: the mean over problems of the mean over a problem's samples: ragged rows weigh the same.
-    `num_X` and `X_rate` are over all samples, for each verdict X. Raises ValueError for a problem without any.
-    """
-    if not grades or not all(grades):
-        raise ValueError("summarise needs at least one problem, and a grade for each problem")
-    verdicts = [[grade.verdict for grade in row] for row in grades]
-    flat = [verdict for row in verdicts for verdict in row]
-    summary: dict[str, float] = {
-        "accuracy": sum(row.count("correct") / len(row) for row in verdicts) / len(verdicts),
-        "num_problems": len(verdicts),
-        "num_samples": len(flat),
-    }
-    for verdict in get_args(Verdict):
-        summary[f"num_{verdict}"] = flat.count(verdict)
-        summary[f"{verdict}_rate"] = flat.count(verdict) / len(flat)
-    return summary

@@ -1,11 +1,13 @@
 """Evaluation while training: accuracy on held-out problems, and how far the student is from its teacher there."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from opd.assembly import Parts
 from opd.config import RunConfig
 from opd.eval.evaluate import accuracy
+from opd.eval.provenance import overlap_notes
 from opd.objective.batching import Taught
 from opd.records import Hidden, Prompt, Sampling, ScoreRequest, Term
 from opd.rollouts import Contexts, sample_rollout
@@ -15,25 +17,32 @@ SEED = 20_000  # of evaluation's noise: the same at every evaluation of every ru
 
 
 async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
-    """`accuracy`, `reverse_kl` (nats a token) and what `opd.eval.evaluate.accuracy` returns; None without problems."""
+    """What `opd.eval.evaluate.accuracy` returns, `reverse_kl` (nats a token), and `selection_accuracy` where there is a
+    selection set; None without problems."""
     if not parts.heldout or parts.grader is None:
         return None
     options = config.eval
     contexts = Contexts(
         parts.tokenizer, parts.contexts.max_context, options.max_new_tokens or config.sampling.max_new_tokens
     )
+    measure = partial(
+        accuracy,
+        parts.sampler,
+        contexts=contexts,
+        grader=parts.grader,
+        sampling=Sampling(options.temperature, options.top_p),
+        samples=options.samples,
+        seed=SEED,
+        rank=parts.accelerator.process_index,
+        num_processes=parts.accelerator.num_processes,
+    )
+    settings = {name: getattr(options, name) for name in ("samples", "temperature", "top_p")}
     with parts.clock("eval"):
-        result = await accuracy(
-            parts.sampler,
-            parts.heldout,
-            contexts,
-            parts.grader,
-            Sampling(options.temperature, options.top_p),
-            samples=options.samples,
-            seed=SEED,
-            rank=parts.accelerator.process_index,
-            num_processes=parts.accelerator.num_processes,
-        )
+        measured = await measure(problems=parts.heldout)
+        result = {"suite": "heldout", "settings": settings, **measured, "overlap": parts.overlap}
+        result["notes"] = [*overlap_notes(parts.overlap), measured["power_note"]]
+        if parts.selection:
+            result["selection_accuracy"] = (await measure(problems=parts.selection))["accuracy"]
         if options.kl_prompts:
             as_trained = Contexts(parts.tokenizer, parts.contexts.max_context, config.sampling.max_new_tokens)
             taught = await _scored(parts, as_trained, parts.heldout[: options.kl_prompts])

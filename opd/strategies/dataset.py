@@ -17,6 +17,10 @@ class DatasetPrompts:
         self.prompts = load_prompts(config, "prompts")
         self.seed = seed
 
+    def known(self) -> Sequence[Prompt]:
+        """See `opd.plugins.PromptSource.known`."""
+        return self.prompts
+
     def at(self, step: int, attempt: int, count: int) -> Sequence[Prompt]:
         """See `opd.plugins.PromptSource.at`. Every row comes once before any comes twice."""
         size = len(self.prompts)

@@ -8,7 +8,9 @@ import pytest
 import opd
 
 LIGHT = [["--help"], ["ls"], ["validate", "quickstart"], ["config", "quickstart"], ["train", "--help"], ["config"]]
-LIGHT += [["serve", "--help"], ["serve", "teacher", "--help"]]
+LIGHT += [["serve", "--help"], ["serve", "teacher", "--help"], ["sweep", "sweeps/divergences", "--dry-run"]]
+LIGHT += [["ls", what] for what in ("sweeps", "suites", "protocols")]
+LIGHT += [[command, "--help"] for command in ("eval", "grade", "compare", "push")]
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)

@@ -118,3 +118,27 @@ def test_tensorboard_gets_figures_and_rollouts(raw_recipe, tmp_path):
     content = events.read_bytes()
     assert b"reverse_kl" in content
     assert b"rollouts/0" in content
+
+
+@pytest.mark.parametrize(("teacher", "temperature"), [("student", 1.0), ("student", 0.7), ("teacher", 0.7)])
+def test_sample_rollouts_carry_the_teachers_view(raw_recipe, tmp_path, teacher, temperature):
+    """Each token's advantage is the teacher's log-prob less the student's, at the run's temperature."""
+    recipe = raw_recipe(steps=1, eval={}, trackers={"rollouts_every": 1}, terms={"reverse_kl": {"form": "topk", "k": 4}})
+    if teacher == "student":
+        recipe["teachers"] = {"default": recipe["student"]}
+    recipe["sampling"] = {**recipe["sampling"], "temperature": temperature}
+    opd.train(build_config(recipe), tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "step-1.jsonl").read_text().splitlines()]
+    model = AutoModelForCausalLM.from_pretrained(recipe["teachers"]["default"]["model"], dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(recipe["student"]["model"])
+    assert len(rows) == 4
+    for row in rows:
+        context = tokenizer(row["prompt"], add_special_tokens=False, return_tensors="pt").input_ids[0]
+        ids = torch.tensor(row["sampled_ids"])
+        logits = model(torch.cat([context, ids])[None]).logits[0, len(context) - 1 : -1, : len(tokenizer)]
+        logps = (logits / temperature).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
+        expected = logps - torch.tensor(row["sampler_logps"])
+        assert torch.tensor(row["advantages"]) == pytest.approx(expected.detach(), abs=2e-4)
+        if teacher == "student":
+            assert max(map(abs, row["advantages"])) < 2e-4
+        assert row["tokens"] == [tokenizer.decode([token]) for token in row["sampled_ids"]]

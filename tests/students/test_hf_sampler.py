@@ -365,3 +365,18 @@ def test_attention_it_cannot_decode_is_refused(micro_model, make, vocab):
 def test_an_empty_context_is_refused(make):
     with pytest.raises(AssertionError, match="empty context"):
         sample(make(), [SampleRequest(np.zeros(0, np.int32), 0, 5, Sampling())])
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 64])
+def test_the_presence_penalty_counts_sampled_tokens_alone(make, requests, student, vocab, max_rows):
+    """Log-probs are those of the logits less the penalty of what the turn holds; the prompt's tokens are free."""
+    penalty, temperature = 2.0, 0.7
+    sampling = Sampling(temperature, presence_penalty=penalty)
+    for turn in sample(make(max_rows=max_rows), requests(sampling)):
+        logits = logits_of(student, turn, vocab)
+        for i, token in enumerate(turn.sampled_ids):
+            held = sorted(set(turn.sampled_ids[:i].tolist()))
+            row = logits[i].clone()
+            row[held] -= penalty
+            exact = (row / temperature).log_softmax(-1)[token]
+            assert turn.sampler_logps[i] == pytest.approx(float(exact), abs=1e-5)

@@ -32,7 +32,7 @@ REQUEST = ScoreRequest(
 )
 ASKED = Asked(REQUEST, vocab=VOCAB, logp_floor=-30.0, model="math-1.5")
 SCORES = Scores(LOGPS[:, 0], np.where(IDS[0, 0] == IDS, -1, IDS), LOGPS, RNG.random(N).astype(np.float32), num_floored=3)
-SAMPLE = SampleRequest(np.array([1, 5, 9], np.int32), 2**63 - 1, 64, Sampling(0.7, 0.95, 20, 4))
+SAMPLE = SampleRequest(np.array([1, 5, 9], np.int32), 2**63 - 1, 64, Sampling(0.7, 0.95, 20, 4, -0.5))
 TURN = Turn(
     context_ids=np.array([1, 5], np.int32),
     sampled_ids=IDS[:, 0],

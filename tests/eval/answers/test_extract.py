@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from opd.eval.extract import extract_answer
+from opd.eval.answers.extract import extract_answer
 
 CASES = [
     (r"So \boxed{5}.", "5"),

@@ -19,7 +19,7 @@ _PHRASE = re.compile(
 # GSM8K's `#### 18`. A level-4 Markdown heading looks the same: words count only on the response's last line.
 _HASHES = re.compile(r"^####[ \t]*+(?:(?!\**+[A-Za-z]{3})(\S.*)|(\S.*)\Z)", re.MULTILINE)
 
-_BOLD_END = re.compile(r"\*\*(?![\w(\\{-])")  # not the power operator of `x**2`
+_BOLD_END = re.compile(r"\*\*(?![\w(\\{-]|\.\d)")  # not the power operator of `x**2`
 _SENTENCE_END = re.compile(r"(?<!\.)\.(?:\s.*)?$")  # neither a decimal point nor an ellipsis
 _ONE_FORMULA = re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$[^$]*$|\\\((.+?)\\\)(?!.*\\\()|\\\[(.+?)\\\](?!.*\\\[)")
 

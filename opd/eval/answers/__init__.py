@@ -1,0 +1,1 @@
+"""Answers as written: extracting them, reading them, and telling whether two are the same."""

@@ -1,0 +1,86 @@
+"""The completions of an evaluation on disk: `SUITE.samples.jsonl`, a header line and then a line each as they end.
+
+They are sampled in blocks. A block that a kill cut short is sampled again as a whole, because a completion depends on its
+neighbours in the batch by rounding: so a resumed evaluation equals one that was never stopped.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from opd.errors import UserError
+from opd.files import explain_full_disk, explain_unwritable, write_text
+
+Pair = tuple[int, int]  # (problem, sample)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One completion. `index` is its problem's place, `sample` its own among the problem's."""
+
+    index: int
+    sample: int
+    response: str
+    num_tokens: int
+    finish: str  # "eos", or "length" at the token limit
+    repetitive: bool
+
+
+class SampleFile:
+    """Raises `UserError` for samples of other settings, and for any at all unless `resume` or `overwrite` is given."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool = False, overwrite: bool = False) -> None:
+        self.path, self.header = path, json.loads(json.dumps(header))
+        self.done: dict[Pair, Sampled] = {}
+        if path.exists() and not overwrite:
+            if not resume:
+                raise UserError(f"--out: {path} exists; continue it with --resume or replace it with --overwrite")
+            self._read()
+
+    def blocks(self, pairs: Sequence[Pair], size: int | None) -> list[list[Pair]]:
+        """What is left to sample, `size` pairs at a time; None: all at once, for a sampler that is not batched by us.
+
+        Rewrites the file with what is kept.
+        """
+        size = size or max(1, len(pairs))
+        blocks = [list(pairs[start : start + size]) for start in range(0, len(pairs), size)]
+        if size < len(pairs):
+            left = [block for block in blocks if not all(pair in self.done for pair in block)]
+        else:
+            left = [[pair for pair in block if pair not in self.done] for block in blocks]
+        redone = {pair for block in left for pair in block}
+        self.done = {pair: sampled for pair, sampled in self.done.items() if pair not in redone}
+        with explain_unwritable(self.path.parent):
+            lines = [json.dumps(self.header), *(_line(sampled) for sampled in self.done.values())]
+            write_text(self.path, "".join(f"{line}\n" for line in lines))
+        return [block for block in left if block]
+
+    def add(self, sampled: Sampled) -> None:
+        with explain_full_disk(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(sampled) + "\n")
+        self.done[sampled.index, sampled.sample] = sampled
+
+    def _read(self) -> None:
+        first, *lines = self.path.read_text(encoding="utf-8").split("\n")
+        try:
+            before = json.loads(first)
+        except ValueError:
+            return  # killed while it wrote the first line
+        for key, value in self.header.items():
+            if before.get(key) != value:
+                raise UserError(
+                    f"--resume: {self.path} has {key} {before.get(key)!r}, not {value!r}; "
+                    "give the same options, another --out, or --overwrite"
+                )
+        for line in lines:
+            try:
+                sampled = Sampled(**json.loads(line))
+            except (ValueError, TypeError):
+                continue  # the line that a kill cut short, or the end of the file
+            self.done[sampled.index, sampled.sample] = sampled
+
+
+def _line(sampled: Sampled) -> str:
+    return json.dumps(asdict(sampled), ensure_ascii=False)

@@ -1,0 +1,105 @@
+"""Evaluation suites by name: where each lies on the hub, or the file `NAME.jsonl` in a folder of your own.
+
+A suite may also be any JSON lines file, or `reasoning_gym:TASK` (see `opd.eval.gym`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opd.data import Columns, DatasetConfig, load_prompts
+from opd.errors import UserError
+from opd.eval import gym
+from opd.records import Prompt
+from opd.spelling import nearest
+
+BOXED = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A data set on the hub. `size`: its number of problems, by which a changed data set is noticed."""
+
+    path: str
+    split: str
+    prompt: str
+    answer: str
+    size: int
+    subset: str | None = None
+
+
+# Names, splits and columns as published; none could be fetched where this was written, so all are unverified.
+SUITES = {
+    "aime24": Suite("HuggingFaceH4/aime_2024", "train", "problem", "answer", 30),
+    "aime25": Suite("math-ai/aime25", "test", "problem", "answer", 30),
+    "aime26": Suite("MathArena/aime_2026", "train", "problem", "answer", 30),
+    "hmmt25_feb": Suite("MathArena/hmmt_feb_2025", "train", "problem", "answer", 30),
+    "hmmt25_nov": Suite("MathArena/hmmt_nov_2025", "train", "problem", "answer", 30),
+    "hmmt26": Suite("MathArena/hmmt_feb_2026", "train", "problem", "answer", 33),
+    "amc23": Suite("AI-MO/aimo-validation-amc", "train", "problem", "answer", 83),
+    "math500": Suite("HuggingFaceH4/MATH-500", "test", "problem", "answer", 500),
+    "minerva": Suite("math-ai/minervamath", "test", "question", "answer", 272),
+    "olympiadbench": Suite("Hothan/OlympiadBench", "train", "question", "final_answer", 674, "OE_TO_maths_en_COMP"),
+    "gsm8k": Suite("openai/gsm8k", "test", "question", "answer", 1319, "main"),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A suite to evaluate on. `reward`: a verifier of the suite's own. `notes`: what a reader of its results must know."""
+
+    name: str
+    problems: Sequence[Prompt]
+    reward: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def check_suite(name: str, folder: Path | None = None) -> None:
+    """Refuses what is no suite, without loading anything. Raises `UserError`."""
+    path = Path(name).expanduser()
+    if gym.is_task(name):
+        gym.check_task(name)
+    elif path.suffix:
+        if not path.is_file():
+            raise UserError(f"--suite: no such file {name!r}")
+    elif folder is not None:
+        if not (folder / f"{name}.jsonl").is_file():
+            known = sorted(file.stem for file in folder.glob("*.jsonl"))
+            raise UserError(f"--suite: no file {name}.jsonl in {folder}{nearest(name, known)}")
+    elif name not in SUITES:
+        known = f"one of {', '.join(SUITES)}, FILE.jsonl or reasoning_gym:TASK"
+        raise UserError(f"--suite: {name!r} is none of these: {known}{nearest(name, SUITES)}")
+
+
+def load_suite(name: str, style: DatasetConfig, folder: Path | None = None, limit: int | None = None) -> Loaded:
+    """The suite called `name`, with the template, system message and chat template arguments of `style`.
+
+    `folder` holds `NAME.jsonl` files (columns `id`, `problem`, `answer`), which are then read instead of the hub.
+    Raises `UserError` as `opd.data.load_prompts` does.
+
+    Example: `load_suite("gsm8k", DatasetConfig("", template=BOXED), limit=40)`
+    """
+    check_suite(name, folder)
+    if gym.is_task(name):
+        return Loaded(gym.short_name(name), gym.load_task(name, style, limit), gym.VERIFIER)
+    file = Path(name).expanduser() if Path(name).suffix else folder / f"{name}.jsonl" if folder else None
+    suite = SUITES.get(name)
+    if file is not None:
+        config = replace(style, path=str(file), columns=Columns("problem", "answer"), limit=limit)
+    else:
+        assert suite is not None
+        columns = Columns(suite.prompt, suite.answer)
+        config = replace(style, path=suite.path, split=suite.split, subset=suite.subset, columns=columns, limit=limit)
+    problems = [_reduced(problem, Path(name).stem) for problem in load_prompts(config, "--suite")]
+    notes = ()
+    if file is None and suite and limit is None and len(problems) != suite.size:
+        notes = (f"{suite.path} held {len(problems)} problems, where {suite.size} were expected: it has changed",)
+    return Loaded(Path(name).stem, problems, notes=notes)
+
+
+def _reduced(problem: Prompt, suite: str) -> Prompt:
+    """GSM8K's answers are worked solutions that end with `#### 18`. Ids name the suite where the data have none."""
+    answer, number = problem.answer, problem.id.removeprefix("line ").removeprefix("row ")
+    if suite == "gsm8k" and isinstance(answer, str):
+        answer = answer.rpartition("####")[2].strip()
+    return replace(problem, answer=answer, id=problem.id if number == problem.id else f"{suite}-{int(number) - 1}")

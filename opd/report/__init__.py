@@ -1,0 +1,1 @@
+"""Reports: runs and results side by side, as tables, figures and one page."""

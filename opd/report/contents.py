@@ -1,0 +1,194 @@
+"""What a report says: its tables, and what stands beside them in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from opd.eval.statistics import interval
+from opd.report.comparison import RATES, Question, Standing, costs, differing_settings, goal_results, standings
+from opd.report.findings import TEACHER, finding, notes
+from opd.report.loading import Group, Run
+from opd.report.results import HELDOUT, title
+from opd.report.style import NUM_STYLES
+from opd.report.tables import Column, Table
+from opd.report.text import one_line
+
+TARGET_SHARE = 0.9  # of the best group's final accuracy: the default target
+
+
+@dataclass(frozen=True)
+class Contents:
+    """`scores` are by suite, the held-out problems first; `goals` are the teacher's rows there.
+
+    `styled` are the groups in the order in which they take colours.
+    """
+
+    question: Question
+    groups: Sequence[Group]
+    styled: Sequence[Group]
+    scores: dict[str, list[Standing]]
+    goals: dict[str, Standing]
+    tables: Sequence[Table]
+    findings: Sequence[str]
+    notes: Sequence[str]
+
+
+def contents(groups: Sequence[Group], suites: Sequence[str], question: Question, target: float | None) -> Contents:
+    """Compares `groups` on `suites`; `target` is the accuracy whose cost is asked for."""
+    scores = {suite: standings(groups, suite, question) for suite in suites}
+    goals = {suite: goal for suite in suites if (goal := _teacher(suite, question, scores[suite]))}
+    rows = {suite: [*found, goals[suite]] if suite in goals else found for suite, found in scores.items()}
+    tables: list[Table] = []
+    for suite in suites:
+        tables += [_scores(suite, rows[suite], question), _verdicts(suite, rows[suite])]
+    if HELDOUT in scores and (cost := _cost(groups, scores[HELDOUT], question, target)):
+        tables.append(cost)
+    tables += [*_settings(groups), _runs(groups)]
+    if not any(scores.values()):
+        return Contents(question, groups, groups, {}, {}, tables, ["No run has been evaluated yet."], [])
+    findings = [line for suite, found in scores.items() if (line := finding(suite, found, question))]
+    said = notes(groups, rows, question)
+    return Contents(question, groups, _styled(groups, scores, question), scores, goals, tables, findings, said)
+
+
+def _styled(groups: Sequence[Group], scores: dict[str, list[Standing]], question: Question) -> Sequence[Group]:
+    """Where there are more groups than colours: the baseline first, then the best on the first suite."""
+    if len(groups) <= NUM_STYLES:
+        return groups
+    rows = next(iter(scores.values()), [])
+    reached = {row.group.name: row.score.value for row in rows if row.score is not None}
+    return sorted(groups, key=lambda group: (group is not question.baseline, -reached.get(group.name, -1.0)))
+
+
+def _teacher(suite: str, question: Question, found: Sequence[Standing]) -> Standing | None:
+    """The teacher's own row: it is no variant, so it is not tested against the baseline."""
+    if question.teacher is None or not found:
+        return None
+    results = goal_results(suite, question, found[0].results)
+    scores = question.metric.scores(results[0]) if results else None
+    if scores is None:
+        return None
+    group = Group(TEACHER, [question.teacher])
+    return Standing(group, results, interval(scores), len(scores))
+
+
+def _scores(suite: str, rows: Sequence[Standing], question: Question) -> Table:
+    metric, baseline = question.metric.name, question.baseline.name
+    columns = [Column("group"), Column(metric, "percent")]
+    columns += [Column(f"difference to {one_line(baseline, 24)}", "points", "difference"), Column("p (Holm)", "p", "p_holm")]
+    table = [[row.group.name, row.score, row.difference, row.adjusted_p] for row in rows]
+    if question.teacher is not None or question.reference is not None:
+        columns.append(Column("recovery", "recovery"))
+        table = [[*cells, row.recovery] for cells, row in zip(table, rows)]
+    if suite == HELDOUT:
+        columns += [Column("reverse KL", "nats"), Column("sampled tokens", "quantity"), Column("wall time", "duration")]
+        spent = [[_spent(row.group, name) for name in ("sampled_tokens", "perf/step_s")] for row in rows]
+        table = [[*cells, row.figure("reverse_kl"), *both] for cells, row, both in zip(table, rows, spent)]
+    columns += [Column("runs"), Column("step"), Column("problems", "count")]
+    table = [[*cells, _count(row.group), _steps(row), row.num_problems] for cells, row in zip(table, rows)]
+    name = "Accuracy" if metric == "accuracy" else metric
+    return Table(f"{suite}-scores", f"{name} on {title(suite)}", columns, table, _how_to_read(suite, rows, question))
+
+
+def _how_to_read(suite: str, rows: Sequence[Standing], question: Question) -> str:
+    tests = sum(row.difference is not None for row in rows)
+    note = "Means over problems and runs, with 95 % intervals."
+    if tests:
+        note += (
+            f" p: permutation test on the same problems against {question.baseline.name} (with several runs a t-test that "
+        )
+        note += f"counts the runs too), adjusted (Holm) for {tests} comparison{'s' if tests > 1 else ''}."
+    if question.reference is not None or question.teacher is not None:
+        goal = "the teacher" if question.reference is None else question.reference.name
+        note += f" Recovery: share of the gap between each run's start and {goal} that is closed."
+    if suite == HELDOUT:
+        note += " Reverse KL: on the student's own rollouts of held-out problems. Tokens and wall time: of training, a run."
+    return note
+
+
+def _count(group: Group) -> str:
+    finished = sum(run.finished for run in group.runs)
+    if finished == len(group.runs):
+        return str(finished)
+    return f"{finished} of {len(group.runs)} finished" if finished else f"{len(group.runs)} unfinished"
+
+
+def _steps(row: Standing) -> str | None:
+    """The step of the checkpoints, or the first and the last where they differ."""
+    steps = sorted({result.step for result in row.results if result.step is not None})
+    return "–".join(map(str, dict.fromkeys([steps[0], steps[-1]]))) if steps else None
+
+
+def _spent(group: Group, name: str) -> float | None:
+    """The mean over the counted runs of what a run spent."""
+    values = [run.spent(name, [run.steps])[0] for run in group.counted]
+    return float(np.mean(values))
+
+
+def _verdicts(suite: str, rows: Sequence[Standing]) -> Table:
+    largest = min((result.samples for row in rows for result in row.results), default=1)
+    columns = [Column("group"), Column("samples", "count"), *(Column(label, "share") for label in RATES.values())]
+    columns.insert(7, Column("mean tokens", "number"))
+    several = [f"pass@{largest}", f"maj@{largest}"] if largest > 1 else []
+    columns += [Column(name, "share") for name in several]
+    table = []
+    for row in rows:
+        cells = [row.group.name, sum(sum(map(len, result.correct)) for result in row.results), *map(row.figure, RATES)]
+        cells.insert(7, row.figure("mean_tokens"))
+        table.append([*cells, *(row.figure(name) for name in several)])
+    note = "Correct, wrong, no answer, truncated and timed out add up to 100 %. "
+    note += "At limit: as long as allowed. Repetitive: the response repeats itself."
+    return Table(f"{suite}-verdicts", f"Verdicts on {title(suite)}, % of samples", columns, table, note)
+
+
+def _cost(groups: Sequence[Group], found: Sequence[Standing], question: Question, target: float | None) -> Table | None:
+    scored = [row for row in found if row.score is not None]
+    if not scored:
+        return None
+    best = max(scored, key=lambda row: row.score.value)  # type: ignore[union-attr]
+    if target is None:
+        target = TARGET_SHARE * best.score.value  # type: ignore[union-attr]
+        why = f"{100 * TARGET_SHARE:.0f} % of the final {question.metric.name} of the best group, {best.group.name}"
+    else:
+        why = "as asked for"
+    rows = [
+        [cost.group.name, f"{cost.reached} of {cost.num_runs}"]
+        + ([cost.steps, cost.sampled_tokens, cost.wall_s] if cost.reached else ["not reached"] * 3)
+        for cost in costs(groups, HELDOUT, question.metric, target)
+    ]
+    columns = [Column("group"), Column("runs that reached it"), Column("steps", "count")]
+    columns += [Column("sampled tokens", "quantity"), Column("wall time", "duration")]
+    note = f"The first evaluation on held-out problems at or above {100 * target:.1f} % ({why}). Means over the runs that "
+    note += "reached it, as closely as the runs were evaluated; wall time is that of the training steps."
+    return Table("cost", f"Cost to reach {100 * target:.1f} %", columns, rows, note)
+
+
+def _settings(groups: Sequence[Group]) -> list[Table]:
+    trained = [group for group in groups if group.runs[0].settings]
+    found = differing_settings(groups)
+    if len(trained) < 2:
+        return []
+    columns = [Column("setting"), *(Column(one_line(group.name, 40)) for group in trained)]
+    note = "" if found else "The groups' settings are equal, but for the seed."
+    return [Table("settings", "Settings that differ", columns, [[name, *values] for name, values in found.items()], note)]
+
+
+def _runs(groups: Sequence[Group]) -> Table:
+    columns = [Column("group"), Column("run"), Column("state"), Column("steps", "count")]
+    columns += [Column("sampled tokens", "quantity"), Column("wall time", "duration")]
+    rows = [
+        [group.name, run.path.name, _state(run), run.steps or None]
+        + [run.spent(name, [run.steps])[0] for name in ("sampled_tokens", "perf/step_s")]
+        for group in groups
+        for run in group.runs
+    ]
+    note = "Unfinished runs are read as far as they got; they count only in groups without a finished run."
+    finished = all(run.finished for group in groups for run in group.runs)
+    return Table("runs", "Runs", columns, rows, "" if finished else note)
+
+
+def _state(run: Run) -> str:
+    if not run.settings:
+        return "results"
+    return "finished" if run.finished else "unfinished"

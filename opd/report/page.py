@@ -1,0 +1,129 @@
+"""The page: one file that needs nothing else, neither a network nor scripts; its controls are forms and CSS."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from opd.report.contents import Contents
+from opd.report.curves import AXES, DIVERGENCES, Panel, samples_of
+from opd.report.figures import Drawing
+from opd.report.inline import inline, swatch
+from opd.report.results import HELDOUT, title
+from opd.report.rollouts import Gallery
+from opd.report.style import NUM_STYLES, VARIABLES, style
+from opd.report.tables import Column, Table
+from opd.report.text import duration, nats, one_line, quantity
+
+MAX_HEADING = 4  # groups that the heading names
+MAX_NAMED = 12  # groups whose values the words for a figure give
+
+
+def render(
+    found: Contents, curves: Mapping[tuple[str, str], tuple[Panel, Drawing]], scores: Mapping[str, Drawing], gallery: Gallery
+) -> str:
+    """The HTML. `curves` are by (panel, axis), `scores` by suite."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {"line": one_line, "bounds": _bounds, "shade": _shade}
+    tables = {table.name: table for table in found.tables}
+    places = {group.name: place for place, group in enumerate(found.styled)}
+    names = list(places)
+    return environment.get_template("page.html.jinja").render(
+        heading=_heading(names),
+        facts=_facts(found),
+        places=places,
+        marks=[_mark(place) for place in range(len(names))],
+        id_of=lambda table: hashlib.sha256(table.name.encode()).hexdigest()[:8],
+        sections=[_section(number, suite, found, tables, scores) for number, suite in enumerate(found.scores)],
+        cost=tables.get("cost"),
+        settings=tables.get("settings"),
+        runs=tables["runs"],
+        findings=found.findings,
+        notes=found.notes,
+        curves=[_curve(panel, axis, drawing, names) for (_, axis), (panel, drawing) in curves.items()],
+        several_losses=sum(name.removeprefix("training-") in DIVERGENCES for name in {name for name, _ in curves}) > 1,
+        axes=AXES,
+        gallery=gallery,
+        version=version("opd"),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _heading(names: Sequence[str]) -> str:
+    if len(names) > MAX_HEADING:
+        return f"Comparison of {len(names)} groups"
+    *others, last = (one_line(name, 32) for name in names)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _facts(found: Contents) -> list[str]:
+    runs = sum(len(group.runs) for group in found.groups)
+    facts = [f"{runs} runs", f"metric: {found.question.metric.name}"]
+    facts.append(f"baseline: {one_line(found.question.baseline.name)}")
+    teacher, reference = found.question.teacher, found.question.reference
+    facts += [f"teacher: {one_line(teacher.path.name)}"] if teacher else []
+    return [*facts, f"reference: {one_line(reference.name)}"] if reference else facts
+
+
+def _mark(place: int) -> dict[str, Any]:
+    look = style(place)
+    return {"colour": VARIABLES[look.colour], "dash": look.dash, "path": swatch(place) if place < NUM_STYLES else ""}
+
+
+def _section(
+    number: int, suite: str, found: Contents, tables: Mapping[str, Table], scores: Mapping[str, Drawing]
+) -> dict[str, Any]:
+    figure = None
+    if drawing := scores.get(suite):
+        shown = Column("", "percent").show
+        said = [f"{one_line(row.group.name, 40)} {shown(row.score)}" for row in found.scores[suite] if row.score is not None]
+        figure = _figure(drawing, f"{_capitalised(drawing.title)}, 95 % intervals", _listed(said, " (%)"))
+    both = {"scores": tables[f"{suite}-scores"], "verdicts": tables[f"{suite}-verdicts"]}
+    return {
+        "id": f"suite-{number}",
+        "title": _capitalised(title(suite)) if suite == HELDOUT else suite,
+        "figure": figure,
+        **both,
+    }
+
+
+def _curve(panel: Panel, axis: str, drawing: Drawing, names: Sequence[str]) -> dict[str, Any]:
+    y = (lambda value: f"{100 * value:.1f}") if panel.percent else nats
+    x = {"steps": "{:.0f}".format, "tokens": quantity, "time": duration}[axis]
+    data = [(names[line.place], [f"{y(b)} at {x(a)}" for a, b in samples_of(line, axis)]) for line in panel.lines]
+    said = [f"{one_line(names[line.place], 40)} {y(line.mean[-1])}" for line in panel.lines]
+    unit = f" ({panel.unit})" if panel.unit else ""
+    words = f"Last values: {_listed(said, unit)}"
+    heading = f"{panel.title}{unit} at {AXES[axis]}"
+    width = max(len(points) for _, points in data)
+    return _figure(drawing, panel.title, words) | {"axis": axis, "data": data, "heading": heading, "width": width}
+
+
+def _figure(drawing: Drawing, caption: str, words: str) -> dict[str, Any]:
+    return {"axis": "", "caption": caption, "svg": Markup(inline(drawing, words)), "data": [], "heading": "", "width": 1}
+
+
+def _listed(said: Sequence[str], unit: str) -> str:
+    rest = f"; and {len(said) - MAX_NAMED} more groups" if len(said) > MAX_NAMED else ""
+    return f"{'; '.join(said[:MAX_NAMED])}{rest}{unit}."
+
+
+def _bounds(text: str) -> tuple[str, str]:
+    """An estimate and its bounds, apart."""
+    head, bracket, tail = text.partition(" [")
+    return (head, f"[{tail}") if bracket and tail.endswith("]") else (text, "")
+
+
+def _shade(level: int) -> str:
+    return f"{'m' if level > 0 else 'l'}{abs(level)}" if level else ""
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,141 @@
+"""Sample rollouts of the same prompt from several groups, token by token with the advantage that each was taught by."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from opd.report.loading import Group, Run
+from opd.report.text import visible
+
+MAX_TOKENS = 400  # shown of a rollout
+MAX_TOKEN, MAX_TEXT = 100, 2000  # characters shown of a token, of a prompt
+NUM_PROMPTS = 3
+NUM_STEPS = 10  # the latest sampled steps, in which a prompt common to most groups is looked for
+STRONGEST = 8  # tokens of a rollout that are listed with their numbers
+LEVELS = 4  # of colour on either side; the strongest two are underlined too
+
+Key = tuple[str, int]  # of a rollout: the prompt's id and its slot in the batch
+
+
+@dataclass(frozen=True)
+class Token:
+    """`level` -4..4: the advantage (nats) in steps of a quarter of the scale; None where none was written down."""
+
+    text: str
+    advantage: float | None
+    level: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One group's rollout. `num_hidden` tokens at its end are left out."""
+
+    group: Group
+    run: Run
+    finish: str
+    tokens: Sequence[Token]
+    num_hidden: int
+
+    @property
+    def strongest(self) -> list[tuple[int, Token]]:
+        """(place from 1, token) of the largest advantages in size, in the order of the text."""
+        known = [(place, token) for place, token in enumerate(self.tokens, 1) if token.advantage is not None]
+        largest = sorted(known, key=lambda pair: -abs(pair[1].advantage or 0.0))[:STRONGEST]
+        return sorted(largest, key=lambda pair: pair[0])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt as several groups answered it at one step."""
+
+    step: int
+    id: str
+    prompt: str
+    completions: Sequence[Completion]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """`scale`: the advantage in nats from which on the colour is fullest."""
+
+    samples: Sequence[Sample]
+    scale: float
+
+
+def gallery(groups: Sequence[Group]) -> Gallery:
+    """The prompts that most groups sampled at the same step: the latest such step, and the first run of each group."""
+    runs = [(group, group.counted[0]) for group in groups]
+    files = [(group, run, _files(run.path)) for group, run in runs]
+    step, found = _most_shared([(group, run, steps) for group, run, steps in files if steps])
+    scale = _scale([row for _, members in found for _, _, row in members])
+    samples = [
+        Sample(step, visible(key[0]), _cut(members[0][2]["prompt"]), [_completion(*member, scale) for member in members])
+        for key, members in found
+    ]
+    return Gallery(samples, scale)
+
+
+Member = tuple[Group, Run, Mapping[str, Any]]
+
+
+def _files(run: Path) -> dict[int, Path]:
+    return {int(file.stem.removeprefix("step-")): file for file in run.glob("rollouts/step-*.jsonl")}
+
+
+def _most_shared(files: Sequence[tuple[Group, Run, dict[int, Path]]]) -> tuple[int, list[tuple[Key, list[Member]]]]:
+    """(step, its prompts with their rollouts) where a prompt was sampled by the most groups; later steps first."""
+    best: tuple[int, list[tuple[Key, list[Member]]]] = (0, [])
+    most = 0
+    for step in sorted({step for *_, steps in files for step in steps}, reverse=True)[:NUM_STEPS]:
+        by_key: dict[Key, list[Member]] = {}
+        for group, run, steps in files:
+            for row in _rows(steps[step]) if step in steps else []:
+                by_key.setdefault((str(row["id"]), int(row.get("slot", 0))), []).append((group, run, row))
+        shared = sorted(by_key.items(), key=lambda item: -len(item[1]))[:NUM_PROMPTS]
+        if shared and len(shared[0][1]) > most:
+            most, best = len(shared[0][1]), (step, [item for item in shared if len(item[1]) == len(shared[0][1])])
+        if most == len(files):
+            break
+    return best
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of rollouts."""
+    rows = []
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue  # cut short by a kill, or the end of the file
+    return [row for row in rows if isinstance(row, dict) and "id" in row]
+
+
+def _scale(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Near the largest advantages of the median rollout, to one digit: one group that went astray does not hide the rest."""
+    largest = [np.quantile(np.abs(advantages), 0.98) for row in rows if (advantages := _advantages(row))]
+    return max(0.1, float(f"{np.median(largest):.1g}")) if largest else 1.0
+
+
+def _advantages(row: Mapping[str, Any]) -> Sequence[float]:
+    return [value if value is not None and np.isfinite(value) else 0.0 for value in row.get("advantages") or ()]
+
+
+def _completion(group: Group, run: Run, row: Mapping[str, Any], scale: float) -> Completion:
+    finish, texts = str(row.get("finish", "")), row.get("tokens")
+    if not texts:  # runs of earlier versions wrote no tokens
+        return Completion(group, run, finish, [Token(_cut(row.get("response", "")), None, 0)], 0)
+    tokens = [
+        Token(_cut(text, MAX_TOKEN), value, int(np.clip(round(LEVELS * (value or 0.0) / scale), -LEVELS, LEVELS)))
+        for text, value in zip_longest(texts[:MAX_TOKENS], _advantages(row)[:MAX_TOKENS], fillvalue=None)
+        if text is not None
+    ]
+    return Completion(group, run, finish, tokens, max(0, len(texts) - MAX_TOKENS))
+
+
+def _cut(text: str, limit: int = MAX_TEXT) -> str:
+    return visible(text) if len(text) <= limit else f"{visible(text[:limit])}… ({len(text) - limit:,} more characters)"

@@ -1,0 +1,195 @@
+"""A sweep: one recipe times variants times seeds, each a run of its own, which can be stopped and gone on with.
+
+    recipe: quickstart          # a shipped recipe or a file beside this one
+    seeds: [0, 1, 2]
+    overrides: {steps: 200}     # for every run
+    variants:
+      full: {}
+      sampled: {terms: {reverse_kl: {form: sampled}}}
+
+The runs lie in `OUT/VARIANT/seed-S`, which is how `opd compare` knows them.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+
+from opd.config import RunConfig, build_config, parse_section
+from opd.data import load_prompts
+from opd.errors import UserError
+from opd.files import explain_unwritable, write_text
+from opd.processes import die_with_parent
+from opd.recipes import find_recipe, overlay, read_recipe, read_yaml
+from opd.validation import check_files
+
+POLL_S = 0.5
+STOP_S = 30.0  # for a run that is told to end
+
+
+@dataclass(frozen=True)
+class SweepConfig:
+    """The content of a sweep's file."""
+
+    recipe: str = MISSING
+    seeds: list[int] = field(default_factory=lambda: [0])
+    overrides: dict[str, Any] = field(default_factory=dict)
+    variants: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run: its place, its recipe as a file, and how many steps it takes."""
+
+    variant: str
+    seed: int
+    path: Path
+    recipe: Path
+    raw: Mapping[str, Any]
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.variant}/seed-{self.seed}"
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end."""
+        return (self.path / "summary.json").is_file() and _steps_done(self.path) >= self.steps
+
+
+def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[PlannedRun]:
+    """The runs of a sweep, all checked. Raises `UserError` naming the variant for a recipe that cannot work.
+
+    `overrides` are laid over those of the file, for every run; the variant's own win.
+    """
+    path = find_recipe(file)
+    sweep = parse_section(SweepConfig, read_yaml(path), "")
+    if not sweep.variants or not sweep.seeds:
+        raise UserError("variants: a sweep needs at least one variant and one seed")
+    beside = path.parent / f"{sweep.recipe}.yaml"
+    base = read_recipe(beside if beside.is_file() else find_recipe(sweep.recipe))
+    runs = []
+    for variant, changes in sweep.variants.items():
+        if not re.fullmatch(r"[\w.+=-]+", variant):
+            raise UserError(f"variants: {variant!r} is to be a folder's name: letters, digits and . _ + = - only")
+        for seed in sweep.seeds:
+            raw = overlay(overlay(overlay(base, sweep.overrides), overrides), {**(changes or {}), "seed": seed})
+            try:
+                config = build_config(raw)
+                check_files(config)
+            except UserError as error:
+                raise UserError(f"variants.{variant}: {error}") from None
+            recipe = out / "recipes" / f"{variant}.seed-{seed}.yaml"
+            runs.append(PlannedRun(variant, seed, out / variant / f"seed-{seed}", recipe, raw, config))
+    return runs
+
+
+def evaluate_teacher(runs: Sequence[PlannedRun], out: Path) -> Path | None:
+    """The folder with the teacher's own results on the held-out problems: the goal of the recovery.
+
+    None where the runs have not all the same one teacher in process and the same held-out problems.
+    """
+    first = runs[0].config
+    asked = [(run.config.teachers, dataclasses.replace(run.config.eval, every=0)) for run in runs]
+    (teacher,) = first.teachers.values() if len(first.teachers) == 1 else (None,)
+    if teacher is None or teacher.model is None or teacher.urls or first.eval.prompts is None:
+        return None
+    if any(other != asked[0] for other in asked):
+        return None
+    from opd.evaluation import evaluate
+
+    folder = out / "teacher"
+    if not (folder / "heldout.json").is_file():
+        options = first.eval
+        evaluate(
+            teacher.model,
+            load_prompts(options.prompts, "eval.prompts"),  # type: ignore[arg-type]
+            folder,
+            suite="heldout",
+            resume=True,
+            samples=options.samples,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            max_new_tokens=options.max_new_tokens or first.sampling.max_new_tokens,
+            reward=options.reward,
+        )
+    return folder
+
+
+def run_sweep(runs: Sequence[PlannedRun], jobs: int, devices: Sequence[str], show: Callable[[str, int], None]) -> list[str]:
+    """Trains what is not done yet, `jobs` at a time; a line for each run that failed. Every run ends with this process.
+
+    `devices` are CUDA devices, one a job. `show` is told a run's name and how many steps it has done, now and then.
+    """
+    waiting = [run for run in runs if not run.done]
+    free = list(range(jobs))
+    going: dict[int, tuple[PlannedRun, subprocess.Popen[bytes]]] = {}
+    failures = []
+    try:
+        while waiting or going:
+            while waiting and free:
+                job = free.pop(0)
+                run = waiting.pop(0)
+                going[job] = run, _start(run, jobs, devices[job % len(devices)] if devices else None)
+            time.sleep(POLL_S)
+            for job, (run, process) in list(going.items()):
+                show(run.name, _steps_done(run.path))
+                if process.poll() is not None:
+                    del going[job]
+                    free.append(job)
+                    if process.returncode != 0:
+                        failures.append(f"{run.name}: {_last_line(_log(run))}")
+    finally:
+        for _, process in going.values():
+            process.send_signal(signal.SIGINT)
+        for _, process in going.values():
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    return failures
+
+
+def _start(run: PlannedRun, jobs: int, device: str | None) -> "subprocess.Popen[bytes]":
+    threads = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, **({"CUDA_VISIBLE_DEVICES": device} if device else {})}
+    with explain_unwritable(run.recipe):
+        write_text(run.recipe, OmegaConf.to_yaml(OmegaConf.create(dict(run.raw))))
+        command = [sys.executable, "-m", "opd", "train", str(run.recipe), "--out", str(run.path), "--resume"]
+        with _log(run).open("wb") as log:
+            return subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True, preexec_fn=die_with_parent
+            )
+
+
+def _log(run: PlannedRun) -> Path:
+    return run.recipe.with_suffix(".log")
+
+
+def _steps_done(path: Path) -> int:
+    try:
+        *_, last = (path / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+        return int(json.loads(last)["step"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1].removeprefix("error: ") if lines else f"it wrote nothing; see {log}"

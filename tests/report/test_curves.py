@@ -1,0 +1,77 @@
+"""Curves: means and ranges over runs, against steps, tokens and time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from opd.report.curves import MAX_POINTS, Line, Panel, panels, samples_of
+from opd.report.loading import Group, Run, load_groups
+from opd.report.results import parse_metric
+
+
+def run(losses, steps=None, *, tokens=10.0, **more) -> Run:
+    number = len(losses)
+    metrics = {"step": np.array(steps or range(1, number + 1), float), "loss": np.array(losses, float)}
+    metrics |= {"sampled_tokens": np.full(number, tokens), "perf/step_s": np.full(number, 2.0), **more}
+    return Run(Path("run"), {}, metrics, {}, True)
+
+
+def loss_lines(*groups) -> list[Line]:
+    found = panels([Group(str(place), runs) for place, runs in enumerate(groups)], parse_metric("accuracy"), None)
+    return list(next(panel for panel in found if panel.name == "loss").lines)
+
+
+def test_a_line_is_the_mean_of_its_runs_and_the_band_their_range():
+    (line,) = loss_lines([run([3.0, 1.0]), run([5.0, 2.0], tokens=30.0)])
+    np.testing.assert_allclose(line.mean, [4.0, 1.5])
+    np.testing.assert_allclose(line.low, [3.0, 1.0])
+    np.testing.assert_allclose(line.high, [5.0, 2.0])
+    np.testing.assert_allclose(line.x["steps"], [1, 2])
+    np.testing.assert_allclose(line.x["tokens"], [20, 40])
+    np.testing.assert_allclose(line.x["time"], [2, 4])
+
+
+def test_steps_that_one_run_lacks_or_where_a_value_is_missing_are_left_out():
+    (line,) = loss_lines([run([3.0, 1.0, np.nan, 7.0]), run([5.0, 4.0, 9.0], [1, 3, 4])])
+    np.testing.assert_allclose(line.x["steps"], [1, 4])
+    np.testing.assert_allclose(line.mean, [4.0, 8.0])
+
+
+def test_long_runs_are_averaged_over_neighbouring_steps():
+    (line,) = loss_lines([run(np.arange(250.0))])
+    assert len(line.mean) <= MAX_POINTS
+    np.testing.assert_allclose(line.mean[:2], [1.0, 4.0])  # means of 0, 1, 2 and of 3, 4, 5
+    np.testing.assert_allclose(line.mean[-1], 249.0)
+    np.testing.assert_allclose(line.x["steps"][:2], [2.0, 5.0])
+
+
+def test_different_divergences_have_different_panels(sweep):
+    found = {panel.name: panel for panel in panels(load_groups([sweep]), parse_metric("accuracy"), 0.97)}
+    assert list(found) == ["heldout-score", "heldout-kl", "training-reverse_kl", "training-reverse_kl_sampled", "loss"]
+    assert [line.place for line in found["training-reverse_kl"].lines] == [0]
+    assert [line.place for line in found["training-reverse_kl_sampled"].lines] == [1]
+    assert found["heldout-score"].levels == [("teacher", 0.97)]
+    scores = found["heldout-score"].lines[0]
+    np.testing.assert_allclose(scores.x["steps"], [0, 10, 20, 30, 40])
+    assert scores.x["tokens"][0] == scores.x["time"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "expected"),
+    [
+        ([2.0, 0.05], "nats/token", True),
+        ([2.0, 0.5], "nats/token", False),
+        ([2.0, -0.1], "", False),
+        ([0.9, 0.01], "%", False),
+    ],
+)
+def test_the_axis_is_logarithmic_where_the_end_would_be_flat(values, unit, expected):
+    y = np.array(values)
+    assert Panel("p", "P", [Line(0, {"steps": y}, y, y, y)], unit).logarithmic is expected
+
+
+def test_a_few_points_of_a_line_with_its_ends():
+    y = np.arange(11.0)
+    points = list(samples_of(Line(0, {"steps": 10 * y}, y, y, y), "steps"))
+    assert points == [(0, 0), (20, 2), (40, 4), (60, 6), (80, 8), (100, 10)]

@@ -1,0 +1,130 @@
+"""Sweeps: what is planned, refused, run, and gone on with."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from omegaconf import OmegaConf
+
+from opd.config import parse_overrides
+from opd.errors import UserError
+from opd.recipes import shipped_sweeps
+from opd.sweep import plan_sweep, run_sweep
+
+
+@pytest.fixture
+def sweep_file(tmp_path, model_folder):
+    """`sweep_file(**changes)`: the path of a sweep of two variants and two seeds over a recipe beside it."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"problem": word}) + "\n" for word in ("abc", "de", "fgh")))
+    folder = str(model_folder(0))
+    recipe = {
+        "steps": 2,
+        "student": {"model": folder},
+        "teachers": {"default": {"model": folder}},
+        "prompts": {"path": str(tmp_path / "prompts.jsonl"), "columns": {"prompt": "problem"}},
+        "batch": {"prompts": 2},
+        "sampling": {"max_new_tokens": 4},
+        "terms": {"reverse_kl": {}},
+    }
+    (tmp_path / "small.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(recipe)))
+    sweep = {
+        "recipe": "small",
+        "seeds": [0, 1],
+        "overrides": {"optimizer": {"lr": 1e-4}},
+        "variants": {"full": {}, "jsd": {"terms": {"reverse_kl": {"divergence": "jsd"}}, "optimizer": {"lr": 1e-3}}},
+    }
+
+    def write(**changes):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(OmegaConf.to_yaml(OmegaConf.create({**sweep, **changes})))
+        return str(path)
+
+    return write
+
+
+def test_plan(sweep_file, tmp_path):
+    runs = plan_sweep(sweep_file(), parse_overrides(["steps=3", "optimizer.lr=1e-2"]), tmp_path / "out")
+    assert [run.name for run in runs] == ["full/seed-0", "full/seed-1", "jsd/seed-0", "jsd/seed-1"]
+    assert [run.path for run in runs[:2]] == [tmp_path / "out" / "full" / f"seed-{seed}" for seed in (0, 1)]
+    assert [(run.raw["seed"], run.raw["optimizer"]["lr"], run.steps) for run in runs] == [
+        (0, 1e-2, 3),
+        (1, 1e-2, 3),
+        (0, 1e-3, 3),  # what a variant sets, it keeps
+        (1, 1e-3, 3),
+    ]
+    assert not any(run.done for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"variants": {}}, "at least one variant"),
+        ({"variants": {"a/b": {}}}, "is to be a folder's name"),
+        ({"variants": {"x": {"optimizer": {"learning_rate": 1}}}}, "variants.x: unknown key 'optimizer.learning_rate'"),
+        ({"variants": {"x": {"terms": {"reverse_kl": {"form": "half"}}}}}, "variants.x: terms.reverse_kl"),
+        ({"recipe": "quickstar"}, "did you mean 'quickstart'"),
+        ({"seed": [0]}, "unknown key 'seed'; did you mean 'seeds'"),
+        ({"seeds": ["one"]}, "seeds"),
+    ],
+)
+def test_mistakes_show_before_anything_runs(sweep_file, tmp_path, changes, expected):
+    with pytest.raises(UserError, match=expected.replace("[", r"\[")):
+        plan_sweep(sweep_file(**changes), {}, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "description"), list(shipped_sweeps()))
+def test_shipped_sweeps_load(name, description, tmp_path):
+    assert description
+    assert len(plan_sweep(name, {}, tmp_path)) > 1
+
+
+def test_runs_and_goes_on_with_what_is_left(sweep_file, tmp_path):
+    runs = plan_sweep(sweep_file(), {}, tmp_path / "out")
+    shown = []
+    assert run_sweep(runs[:1], 1, [], lambda name, steps: shown.append((name, steps))) == []
+    assert runs[0].done
+    assert shown[-1] == ("full/seed-0", 2)
+    first = (runs[0].path / "metrics.jsonl").read_bytes()
+    assert run_sweep(runs[:2], 2, [], lambda name, steps: None) == []
+    assert all(run.done for run in runs[:2])
+    assert (runs[0].path / "metrics.jsonl").read_bytes() == first  # it was left alone
+
+
+def test_a_failed_run_is_named_and_the_others_go_on(sweep_file, tmp_path):
+    runs = plan_sweep(sweep_file(), {}, tmp_path / "out")[:2]
+    runs[0].path.mkdir(parents=True)
+    (runs[0].path / "mine.txt").write_text("not a run")
+    (failure,) = run_sweep(runs, 1, [], lambda name, steps: None)
+    assert failure.startswith("full/seed-0: --out:")
+    assert runs[1].done
+
+
+def test_a_stopped_sweep_leaves_no_run_behind(sweep_file, tmp_path):
+    command = [sys.executable, "-m", "opd", "sweep", sweep_file(), "steps=100000", "--out", str(tmp_path / "out")]
+    sweep = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ)
+    metrics = tmp_path / "out" / "full" / "seed-0" / "metrics.jsonl"
+    while not metrics.exists():
+        assert sweep.poll() is None
+        time.sleep(0.05)
+    sweep.send_signal(signal.SIGTERM)
+    assert sweep.wait(60) == 143
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    assert str(tmp_path / "out" / "full") not in listed
+
+
+def test_the_whole_command_ends_with_the_comparison(sweep_file, tmp_path, model_folder):
+    heldout = tmp_path / "heldout.jsonl"
+    heldout.write_text("".join(json.dumps({"problem": word, "answer": "1"}) + "\n" for word in ("za", "yb")))
+    words = [f"eval.prompts.path={heldout}", "eval.prompts.columns.prompt=problem", "eval.kl_prompts=2"]
+    command = [sys.executable, "-m", "opd", "sweep", sweep_file(seeds=[0]), *words, "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out" / "teacher" / "heldout.json").read_text())["num_problems"] == 2
+    assert (tmp_path / "out" / "report" / "report.html").is_file()
+    table = (tmp_path / "out" / "report" / "tables" / "heldout-scores.md").read_text()
+    assert all(name in table for name in ("full", "jsd", "(teacher)"))
