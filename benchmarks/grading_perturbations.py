@@ -4,7 +4,9 @@ Each rule makes another text of a correct answer, or None where it does not appl
 """
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
+from fractions import Fraction
 
 from benchmarks.grading_text import (
     DUALS,
@@ -127,6 +129,31 @@ def _other_word(text: str) -> str | None:
     return f"\\text{{{'D' if found == 'B' else 'B'}}}" if len(found) == 1 else f"\\text{{{found[::-1]}}}"
 
 
+def _number(rule: Callable[[str, Fraction], str | None]) -> Rule:
+    return lambda text: rule(text, value) if (value := plain_number(text)) else None  # 0 times anything is 0
+
+
+def _other_unit(text: str) -> str | None:
+    if re.search(r"\^\{?\\circ\}?$", text) and "," not in text:
+        return re.sub(r"\^\{?\\circ\}?$", r"\\text{ radians}", text)
+    changed = re.sub(r"(?<=[\d}])(\s*\\(?:text|mbox)\s?\{\s*)\w+(\s*\}(?:\^2)?)$", r"\1miles\2", text)
+    return changed if changed != text else None
+
+
+def _absolute(text: str) -> str | None:
+    """The only occurrence of a letter between bars, where it is no argument of an even function or power."""
+    letters = [match for match in LETTER.finditer(text) if match.group() not in "eidcnk"]
+    if not is_expression(text) or re.search(r"cos|exp|np|dot|[)}|]\s*\^|\|", text):
+        return None
+    once = [m for m in letters if sum(n.group() == m.group() for n in letters) == 1]
+    alone = [
+        m
+        for m in once
+        if not re.match(r"\s*[\^_('{]", text[m.end() :]) and not text[: m.start()].endswith(("_", "^", "{", "("))
+    ]
+    return f"{text[: alone[0].start()]}|{alone[0].group()}|{text[alone[0].end() :]}" if alone else None
+
+
 PERTURBATIONS: dict[str, Rule] = {
     "first number": _bumped(0),
     "last number": _bumped(-1),
@@ -145,5 +172,16 @@ PERTURBATIONS: dict[str, Rule] = {
     "decimal shift": lambda t: f"{m[1]}e{int(m[2]) + 1}" if (m := SCIENTIFIC.fullmatch(t)) else None,
     "union piece": lambda t: t.split("\\cup")[0].strip() if "\\cup" in t else None,
     "another base": lambda t: re.sub(r"_\{?\d+\}?$", "_7", t) if re.fullmatch(r"\d+_\{?\d+\}?", t) else None,
+    "based": _number(lambda t, v: f"{t}_8" if t.isdigit() and v > 7 else None),
+    "percent": _number(lambda t, v: f"{t}\\%" if abs(v) <= 1 else None),
+    "scale": _number(lambda t, _: f"{t} \\text{{ million}}"),
+    "another unit": _other_unit,
+    "times a letter": _number(lambda t, _: f"{t} \\cdot a"),
+    "letter behind": lambda t: f"\\left({t}\\right) q" if is_expression(t) and plain_number(t) != 0 else None,
+    "letter below": _number(lambda t, _: f"{t}/T"),
+    "number words": _number(lambda t, _: f"{t} tenths"),
+    "negation": _number(lambda t, _: f"{t} below zero"),
+    "spaced": _number(lambda t, _: f"{t[:-1]} {t[-1]}" if t.isdigit() and len(t) > 1 else None),
+    "absolute value": _absolute,
     "text instead": lambda t: "I do not know",
 }  # fmt: skip

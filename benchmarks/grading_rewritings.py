@@ -36,6 +36,10 @@ def _number_rules() -> Iterator[tuple[str, Rule]]:
     yield "thousands", whole(lambda n: f"{n:,}" if abs(n) > 999 else None)
     yield "latex thousands", whole(lambda n: f"{n:,}".replace(",", "{,}") if abs(n) > 999 else None)
     yield "thin thousands", whole(lambda n: f"{n:,}".replace(",", ",\\!") if abs(n) > 999 else None)
+    yield "spaced thousands", whole(lambda n: f"{n:,}".replace(",", " ") if abs(n) > 999 else None)
+    yield "thin spaced thousands", whole(lambda n: f"{n:,}".replace(",", "\\,") if abs(n) > 999 else None)
+    yield "dozens", whole(lambda n: f"{n // 12} dozen" if n > 12 and n % 12 == 0 else None)
+    yield "in thousands", whole(lambda n: f"{n // 1000} \\text{{ thousand}}" if n > 999 and n % 1000 == 0 else None)
     yield "fraction", number(lambda _, v: f"\\frac{{{2 * v.numerator}}}{{{2 * v.denominator}}}")
     yield "slash", number(lambda _, v: f"{v.numerator}/{v.denominator}" if v.denominator > 1 else None)
     yield "root", whole(lambda n: f"\\sqrt{{{n * n}}}" if 0 < n < 1000 else None)
@@ -45,6 +49,7 @@ def _number_rules() -> Iterator[tuple[str, Rule]]:
     yield "unit", number(lambda text, _: f"{text} \\text{{ units}}")
     yield "word unit", number(lambda text, _: f"{text} apples")
     yield "centimetres", number(lambda text, _: f"{text}\\,\\mathrm{{cm}}^2")
+    yield "metres", number(lambda text, _: f"{text} \\text{{ m}}")
     yield "dollars", number(lambda text, _: f"\\${text}")
     yield "bold", number(lambda text, _: f"\\mathbf{{{text}}}")
     yield "markdown bold", number(lambda text, _: f"**{text}**")
@@ -228,6 +233,7 @@ REWRITINGS: dict[str, Rule] = {
     "displaystyle": lambda t: f"\\displaystyle {t}" if "\\" in t else None,
     "reordered sum": _reordered_sum,
     "twice the half": _twice_half,
+    "approximation": lambda t: f"{t} \\approx 1.23" if is_expression(t) and not NAME.fullmatch(t) else None,
     "plus zero": lambda t: f"{t} + 0" if is_expression(t) else None,
     "reversed list": _reversed_list,
     "set": _braces,

@@ -18,7 +18,7 @@ DUALS = {"(": "[", "[": "(", ")": "]", "]": ")"}
 
 def bare(answer: str) -> str:
     """Without math delimiters and the final full stop."""
-    return answer.replace("\\!", "").replace("\\$", "@").replace("$", "").replace("@", "\\$").strip().rstrip(".")
+    return re.sub(r"\\!\s*", "", answer).replace("\\$", "@").replace("$", "").replace("@", "\\$").strip().rstrip(".")
 
 
 def split(text: str, separator: str = ",") -> list[str]:

@@ -4,7 +4,7 @@
 
 A problem has a chance of being solved, drawn anew in each round; its samples are solved or not with that chance. Counted
 is how often the 95 % interval holds the true value, and how often the paired test rejects at 5 %. Prints JSON; with 2,000
-rounds a share of 0.95 has a standard error of 0.005. A quarter of an hour on one core, with fewer resamples than in use.
+rounds a share of 0.95 has a standard error of 0.005. Ten minutes on one core, with fewer resamples than in use.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import numpy as np
 
 from benchmarks.machine import describe
 from opd.eval import statistics
-from opd.eval.statistics import Interval, detectable_difference, interval, paired, recovery
+from opd.eval.power import detectable_difference
+from opd.eval.statistics import Interval, interval, interval_of_suites, paired, recovery
 from opd.records import Array
 
 Rng = np.random.Generator
@@ -49,12 +50,15 @@ def tables(rounds: int) -> dict[str, list[dict[str, Any]]]:
     runs = [(P, k, R, s) for P, k in grid if k != 8 for R in (2, 3, 5) for s in (0.0, 0.1, 0.3, 1.0)]
     shifts = [(P, k, m, s) for P, k in grid for m in (-2.0, 0.0, 1.0) for s in (0.0, 0.4)]
     gaps = [(P, k, share) for P, k in grid if k == 4 for share in (0.0, 0.5, 1.0)]
+    rare = [(P, k, R, rate) for P in (10, 30) for k in (1, 4) for R in (1, 2, 3) for rate in (0.02, 0.05)]
     powers = [(P, k, m) for P, k in grid for m in (-2.0, 0.0, 1.0)]
     return {
         "mean": [mean_row(*row, rounds=rounds) for row in means],
         "runs": [runs_row(*row, rounds=rounds) for row in runs],
         "difference": [difference_row(*row, rounds=rounds) for row in shifts],
         "difference_of_runs": [difference_row(P, k, 0.0, 0.0, 3, s, rounds=rounds) for P, k, R, s in runs if R == 3],
+        "rare": [rare_row(*row, rounds=rounds) for row in rare],
+        "suites": [suites_row(k, R, s, rounds=rounds) for k in (1, 4) for R, s in ((1, 0.0), (3, 0.0), (3, 0.3))],
         "recovery": [recovery_row(*row, rounds=rounds) for row in gaps],
         "power": [power_row(*row, rounds=rounds) for row in powers],
     }
@@ -103,6 +107,38 @@ def difference_row(
     return row | {"rejected": round(rejected / rounds, 4)}
 
 
+def rare_row(num_problems: int, samples: int, num_runs: int, rate: float, *, rounds: int) -> dict[str, Any]:
+    """`difference_row` of two equal models that solve every problem with the same small chance: most differences are 0."""
+    rejected = 0
+
+    def once(rng: Rng, seed: int) -> Interval:
+        nonlocal rejected
+        a, b = rng.binomial(samples, rate, (2, num_runs, num_problems)) / samples
+        found = paired(a, b, seed=seed)
+        rejected += found.p <= 0.05
+        return found
+
+    row = {"problems": num_problems, "samples": samples, "runs": num_runs, "rate": rate} | covered(once, 0.0, rounds)
+    return row | {"rejected": round(rejected / rounds, 4)}
+
+
+def suites_row(samples: int, num_runs: int, spread: float, *, rounds: int) -> dict[str, Any]:
+    """The mean of three suites of 30, 60 and 100 problems, ever easier, which the same runs were evaluated on."""
+    sizes, levels = (30, 60, 100), (-2.0, -0.5, 1.0)
+
+    def once(rng: Rng, seed: int) -> Interval:
+        runs = spread * rng.standard_normal((num_runs, 1))
+        suites = [
+            run_accuracies(rng, difficulties(rng, size), samples, num_runs, level + runs)
+            for size, level in zip(sizes, levels)
+        ]
+        return interval_of_suites(suites, seed=seed)
+
+    truth = float(np.mean([expected_chance(level, math.hypot(SPREAD, spread, OWN)) for level in levels]))
+    row = {"problems": sizes, "samples": samples, "runs": num_runs, "spread": spread}
+    return row | {"accuracy": round(truth, 3)} | covered(once, truth, rounds)
+
+
 def recovery_row(num_problems: int, samples: int, share: float, *, rounds: int) -> dict[str, Any]:
     """An interval of the share of a gap of 1.5 logits; rounds whose gap is not clearly above 0 have none."""
     start, goal = (expected_chance(level, math.hypot(SPREAD, OWN)) for level in (-1.5, 0.0))
@@ -134,7 +170,7 @@ def difficulties(rng: Rng, num_problems: int) -> Array:
     return SPREAD * rng.standard_normal(num_problems)
 
 
-def run_accuracies(rng: Rng, hard: Array, samples: int, num_runs: int, level: float, spread: float = 0.0) -> Array:
+def run_accuracies(rng: Rng, hard: Array, samples: int, num_runs: int, level: float | Array, spread: float = 0.0) -> Array:
     """[R, P] shares of correct samples: logit = level + problem + run + the run's own view of the problem."""
     runs = spread * rng.standard_normal((num_runs, 1))
     logits = level + hard + runs + OWN * rng.standard_normal((num_runs, len(hard)))

@@ -21,7 +21,7 @@ from opd.doctor import examine_teacher
 from opd.errors import UserError
 from opd.eval.grading import Grader
 from opd.eval.overlap import problem_key
-from opd.eval.provenance import overlap_with
+from opd.eval.provenance import overlap_notes, overlap_with
 from opd.models import context_limit, output_head
 from opd.objective.learner import Learner
 from opd.plugins import PromptSource, RolloutController, TermMaker
@@ -56,6 +56,7 @@ class Parts:
     heldout: list[Prompt]
     selection: list[Prompt]  # by whose accuracy the best checkpoint is chosen
     overlap: dict[str, Any] | None  # of training prompts with the held-out problems
+    eval_notes: list[str]  # what a reader of the evaluations must know
     grader: Grader | None
     notes: list[str]  # what the user should know about this combination
     update_thread: ThreadPoolExecutor | None  # where updates run while other machines sample and score; None: in line
@@ -99,7 +100,9 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     facts = {name: facts_of(name, teacher, served) for name, teacher in config.teachers.items()}
     vocab = common_vocabulary(tokenizer, facts.values())
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
-    notes = [*_examined(config, facts, tokenizer, ends, prompts), *_shared(heldout, selection)]
+    notes = _examined(config, facts, tokenizer, ends, prompts)
+    overlap = overlap_with(prompts, heldout) if heldout and accelerator.is_main_process else None
+    eval_notes = [*_shared(heldout, selection), *overlap_notes(overlap)]
 
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
@@ -137,9 +140,10 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         learner,
         heldout,
         selection,
-        overlap_with(prompts, heldout) if heldout and accelerator.is_main_process else None,
+        overlap,
+        eval_notes,
         grader,
-        notes,
+        [*notes, *eval_notes],
         _update_thread(device) if config.lookahead and (sampler.concurrent or len(served) == len(facts)) else None,
         config.sampler.chunk_tokens,
     )
@@ -200,7 +204,7 @@ def _shared(heldout: list[Prompt], selection: list[Prompt]) -> list[str]:
     num = len({problem_key(one.problem) for one in heldout} & {problem_key(one.problem) for one in selection})
     if not num:
         return []
-    return [f"eval.selection shares {num} problems with eval.prompts: the chosen checkpoint's accuracy there is too high"]
+    return [f"WARNING: eval.selection shares {num} problems with eval.prompts: the chosen checkpoint's accuracy is too high"]
 
 
 def _sampler(

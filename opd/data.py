@@ -67,7 +67,10 @@ def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
         if columns.prompt not in row:
             hint = nearest(columns.prompt, row)
             what = f"{where} has no column {columns.prompt!r}{hint}"
-            raise UserError(f"{key}.columns.prompt: {what}; name it with {key}.columns.prompt=NAME")
+            field = f"{key}.columns.prompt"
+            if key.startswith("--"):  # of the command line
+                raise UserError(f"{key}: {what}; name it with --data FILE --prompt NAME")
+            raise UserError(f"{field}: {what}; name it with {field}=NAME")
         prompts.append(prompt_of(row, where, config, key))
         if config.limit is not None and len(prompts) >= config.limit:
             break
@@ -108,13 +111,21 @@ def prompt_of(row: Mapping[str, Any], where: str, config: DatasetConfig, key: st
         id=str(row["id"]) if row.get("id") is not None else where,
         messages=messages,
         text=text,
-        answer=tuple(map(str, answer)) if isinstance(answer, list) else None if answer is None else str(answer),
+        answer=_answer(answer),
         problem=_problem(row[columns.prompt]),
         domain=str(row.get(columns.domain) or "default"),
         tools=tuple(tools),
         chat_template_kwargs=config.chat_template_kwargs,
         meta={name: value for name, value in row.items() if name not in known},
     )
+
+
+def _answer(answer: Any) -> str | tuple[str, ...] | None:
+    """Text, or several texts; None for what is no answer, which only an evaluation minds."""
+    if isinstance(answer, list):
+        texts = [_answer(part) for part in answer]
+        return tuple(text for text in texts if isinstance(text, str)) if texts and all(texts) else None
+    return str(answer) if isinstance(answer, str | int | float) and not isinstance(answer, bool) and str(answer) else None
 
 
 def _problem(prompt: Any) -> str:
@@ -188,7 +199,8 @@ def _json_lines(path: Path, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]
                 continue
             try:
                 row = json.loads(line)
-            except (json.JSONDecodeError, UnicodeDecodeError) as error:
+                json.dumps(row, ensure_ascii=False).encode() if b"\\u" in line else None
+            except (ValueError, RecursionError) as error:  # a lone surrogate is JSON, but no text
                 raise UserError(f"{key}.path: line {number} of {path} is not valid JSON: {error}") from None
             if not isinstance(row, dict):
                 raise UserError(f"{key}.path: line {number} of {path} is not a JSON object")

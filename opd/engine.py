@@ -121,5 +121,14 @@ class Engine:
         with parts.clock("checkpoint"):
             state = {"step": self.step, "recorder": self.recorder.state_dict(), "teachers": parts.teachers.digests}
             folder = self.recorder.directory.checkpoints
-            notes = config.keep, self.recorder.selected, self.recorder.card(self.step)
-            save(folder, self.step, parts.learner, parts.tokenizer, state, gather_object(in_flight), *notes)
+            save(
+                folder,
+                self.step,
+                parts.learner,
+                parts.tokenizer,
+                state,
+                gather_object(in_flight),
+                keep=config.keep,
+                selected=self.recorder.selected,
+                card=self.recorder.card(self.step),
+            )

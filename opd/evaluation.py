@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,36 +56,45 @@ def evaluate_suites(
     """
     for suite in suites:
         graded = options.reward or suite.reward
-        if graded is None and any(problem.answer is None for problem in suite.problems):
-            raise UserError(f"--answer: a problem of {suite.name} has no answer; name the column, or set --reward")
+        without = next((problem.id for problem in suite.problems if problem.answer is None), None)
+        if graded is None and without is not None:
+            raise UserError(f"--answer: {without} of {suite.name} has no answer; name the column, or set --reward")
     with explain_unwritable(out):
         out.mkdir(parents=True, exist_ok=True)
     from opd.eval.provenance import write_card
 
-    begin = {"resume": resume, "overwrite": overwrite}
-    bodies = asyncio.run(_evaluate_all(model, suites, out, options, begin))
-    results = []
-    for suite, body in zip(suites, bodies):
+    begin, settings = {"resume": resume, "overwrite": overwrite}, {**options.fixing_numbers(), **(about or {})}
+    results: list[dict[str, Any]] = []
+
+    def finished(suite: Loaded, body: Mapping[str, Any]) -> None:
         overlap, notes = _provenance(checkpoint, suite.problems) if checkpoint else (None, [])
         result = {
             "suite": suite.name,
             "model": f"{checkpoint.run.name}/{checkpoint.path.name}" if checkpoint else _public_name(model),
             "step": checkpoint.step if checkpoint else None,
-            "settings": {**options.fixing_numbers(), **(about or {})},
+            "settings": settings,
             **body,
             "overlap": overlap,
             "notes": [*notes, *suite.notes, *body["notes"]],
         }
         write_text(out / f"{suite.name}.json", json.dumps(result, ensure_ascii=False) + "\n")
         results.append(result)
-    if checkpoint:
-        write_card(checkpoint)
+        if checkpoint:
+            write_card(checkpoint)
+
+    asyncio.run(_evaluate_all(model, suites, out, options, begin, finished))
     return results
 
 
 async def _evaluate_all(
-    model: str, suites: Sequence[Loaded], out: Path, options: EvalOptions, begin: Mapping[str, bool]
-) -> list[dict[str, Any]]:
+    model: str,
+    suites: Sequence[Loaded],
+    out: Path,
+    options: EvalOptions,
+    begin: Mapping[str, bool],
+    finished: Callable[[Loaded, Mapping[str, Any]], None],
+) -> None:
+    """One suite after the other, each `finished` before the next begins."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -94,7 +103,18 @@ async def _evaluate_all(
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     async with open_model(model, options) as opened:
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            return [await _evaluate_one(opened, suite, out, options, begin, bar) for suite in suites]
+            for suite in suites:
+                body = await _evaluate_one(opened, suite, out, options, begin, bar)
+                finished(suite, body)
+                bar.console.print(_line(suite.name, body), highlight=False, markup=False, soft_wrap=True)
+
+
+def _line(name: str, body: Mapping[str, Any]) -> str:
+    """A result in one line for people."""
+    low, high = (100 * limit for limit in body["intervals"]["accuracy"])
+    kinds = {"wrong": "wrong", "no_answer": "no answer", "truncated": "truncated", "timeout": "timed out"}
+    rates = ", ".join(f"{shown} {body[f'{kind}_rate']:.1%}" for kind, shown in kinds.items())
+    return f"{name}: accuracy {100 * body['accuracy']:.1f} % [{low:.1f}, {high:.1f}]; {rates}"
 
 
 async def _evaluate_one(

@@ -77,7 +77,7 @@ def _metadata(config: RunConfig, results: Sequence[Mapping[str, Any]]) -> ModelC
         EvalResult(
             task_type="text-generation",
             dataset_type=str(result["suite"]),
-            dataset_name=str(result["suite"]),
+            dataset_name=_suite(result),
             metric_type="accuracy",
             metric_name=f"avg@{_samples(result)}",
             metric_value=round(float(result["accuracy"]), 4),
@@ -153,8 +153,8 @@ def _results(results: Sequence[Mapping[str, Any]]) -> str:
         size = f"{result['num_problems']} x {samples}"
         for key, shown in names.items():
             if key in result:
-                lines.append(f"| {_text(result['suite'])} | {shown} | {_value(result, key)} | {size} |")
-        notes += [f"* {_text(result['suite'])}: {_text(note)}" for note in result.get("notes") or []]
+                lines.append(f"| {_text(_suite(result))} | {shown} | {_value(result, key)} | {size} |")
+        notes += [f"* {_text(_suite(result))}: {_text(note)}" for note in result.get("notes") or []]
     about = "Intervals are bootstrapped over problems: they are about other problems of this kind, not other training seeds."
     return "\n".join([*lines, "", about, *([""] if notes else []), *notes])
 
@@ -162,6 +162,12 @@ def _results(results: Sequence[Mapping[str, Any]]) -> str:
 def _value(result: Mapping[str, Any], key: str) -> str:
     limits = (result.get("intervals") or {}).get(key)
     return f"{result[key]:.3f}" + (f" [{limits[0]:.3f}, {limits[1]:.3f}]" if limits else "")
+
+
+def _suite(result: Mapping[str, Any]) -> str:
+    """The suite's name, which part of a suite must not pass for."""
+    limit = (result.get("settings") or {}).get("limit")
+    return str(result["suite"]) + (f" (first {limit})" if limit else "")
 
 
 def _samples(result: Mapping[str, Any]) -> int:

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 
 from opd.assembly import Parts
 from opd.config import RunConfig
-from opd.eval.provenance import SELECTED, results_of
+from opd.eval.provenance import results_of
 from opd.flight import Landed
 from opd.model_card import model_card
 from opd.objective.batching import Taught, num_trainable
@@ -35,13 +35,13 @@ class Recorder:
         self.selection: dict[str, float] = {}  # the step that is best on the selection set, and its accuracy there
 
     def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
-        """Step `step` is done: one line of metrics, and now and then sample rollouts."""
+        """Step `step` is done: one line of metrics."""
         counts = _summed(gather_object([_counts(step, landed)]))
         for name in ("sampled_tokens", "trained_tokens", "skipped_prompts"):
             self.totals[name] += int(counts[name])
         rollouts = max(1, counts["rollouts"])
         figures = dict(metrics)
-        if self.parts.sampling.truncated or self.config.loss_temperature != self.config.sampling.temperature:
+        if not self._comparable:
             figures.pop("mismatch", None)  # two different distributions: their distance says nothing
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
         if self.parts.controllers:
@@ -82,7 +82,6 @@ class Recorder:
         best = step > 0 and figures.get("selection_accuracy", -1.0) > self.selection.get("accuracy", -1.0)
         if best:
             self.selection = {"step": step, "accuracy": figures["selection_accuracy"]}
-            self.directory.write_json(f"eval/{SELECTED}", self.selection)
         kl = figures.get("reverse_kl")
         rates = f"no answer {figures['no_answer_rate']:.1%}, truncated {figures['truncated_rate']:.1%}"
         self.bar.say(
@@ -114,10 +113,16 @@ class Recorder:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.totals, self.evaluations = dict(state["totals"]), dict(state["evaluations"])
-        self.selection = dict(state["selection"])
+        self.selection = dict(state.get("selection", {}))
 
     def _wall_s(self) -> float:
         return self.totals["wall_s"] + time.perf_counter() - self.begin_s
+
+    @property
+    def _comparable(self) -> bool:
+        """Whether the sampler's log-probs are of the distribution that the loss is about."""
+        same = self.config.loss_temperature == self.config.sampling.temperature
+        return same and not self.parts.sampling.truncated
 
     async def sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
         """Now and then writes the first rollouts of `step`, with what the teacher thinks of each token."""
@@ -131,11 +136,17 @@ class Recorder:
             tracker.log_rollouts(step, rows)
 
     async def _row(self, rollout: Rollout) -> dict[str, Any]:
-        """`advantages`: the teacher's log-prob of each sampled token, less the sampler's."""
+        """`advantages`: the teacher's log-prob of each sampled token, less the student's.
+
+        Left out where the sampler's log-probs are of another distribution than the loss's.
+        """
         turn, tokenizer = rollout.turns[-1], self.parts.tokenizer
-        request = ScoreRequest(turn.context_ids, turn.sampled_ids, temperature=self.config.loss_temperature)
-        scores = await self.parts.teachers.score(self.parts.teachers.teacher_for(rollout.prompt), request)
-        assert scores.logps is not None
+        advantages = {}
+        if self._comparable:
+            request = ScoreRequest(turn.context_ids, turn.sampled_ids, temperature=self.config.loss_temperature)
+            scores = await self.parts.teachers.score(self.parts.teachers.teacher_for(rollout.prompt), request)
+            assert scores.logps is not None
+            advantages["advantages"] = [round(float(gap), 4) for gap in scores.logps - turn.sampler_logps]
         return {
             "id": rollout.prompt.id,
             "slot": rollout.slot,
@@ -145,7 +156,7 @@ class Recorder:
             "sampled_ids": turn.sampled_ids.tolist(),
             "sampler_logps": [round(float(logp), 5) for logp in turn.sampler_logps],
             "tokens": [tokenizer.decode([token]) for token in turn.sampled_ids.tolist()],
-            "advantages": [round(float(gap), 4) for gap in scores.logps - turn.sampler_logps],
+            **advantages,
         }
 
 

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -102,23 +102,26 @@ class RunDirectory:
         if not used and path.exists() and any(path.iterdir()):
             raise UserError(f"--out: {path} holds files that are no run's; name another folder")
         if used and self.resume:
-            self._refuse_other_recipe(self.config)
+            refuse_other_recipe(path, self.config)
         return used
 
-    def _refuse_other_recipe(self, config: RunConfig) -> None:
-        try:
-            before = _flat(to_mapping(build_config(read_recipe(self.path / "config.yaml"))))
-        except UserError as error:
-            raise UserError(f"{self.path / 'config.yaml'} is damaged ({error}); restore it, or use --overwrite") from None
-        now = _flat(to_mapping(config))
-        for key in sorted(before.keys() | now.keys()):
-            section, field = key.partition(".")[0], key.rpartition(".")[2]
-            free = section in FREE_TO_CHANGE or (section == "teachers" and field in MAY_MOVE)
-            if not free and before.get(key) != now.get(key):
-                raise UserError(
-                    f"{key}: the run in {self.path} began with {before.get(key)!r}, not {now.get(key)!r}; "
-                    "resume it with the same recipe, or name another --out"
-                )
+
+def refuse_other_recipe(run: Path, config: RunConfig, free_sections: Container[str] = FREE_TO_CHANGE) -> None:
+    """Raises `UserError` where the run in `run` began with another recipe, but for what may change."""
+    try:
+        before = _flat(to_mapping(build_config(read_recipe(run / "config.yaml"))))
+    except UserError as error:
+        raise UserError(f"{run / 'config.yaml'} is damaged ({error}); restore it, or use --overwrite") from None
+    now = _flat(to_mapping(config))
+    for key in sorted(before.keys() | now.keys()):
+        section, field = key.partition(".")[0], key.rpartition(".")[2]
+        chooses = key.startswith("eval.selection")  # accuracies on other problems could not be compared
+        free = (section in free_sections and not chooses) or (section == "teachers" and field in MAY_MOVE)
+        if not free and before.get(key) != now.get(key):
+            raise UserError(
+                f"{key}: the run in {run} began with {before.get(key)!r}, not {now.get(key)!r}; "
+                "resume it with the same recipe, or name another --out"
+            )
 
 
 def _step_of(line: str) -> int:

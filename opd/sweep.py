@@ -10,7 +10,6 @@
 The runs lie in `OUT/VARIANT/seed-S`, which is how `opd compare` knows them.
 """
 
-import dataclasses
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from omegaconf import MISSING, OmegaConf
 
 from opd.config import RunConfig, build_config, parse_section
@@ -31,10 +31,12 @@ from opd.errors import UserError
 from opd.files import explain_unwritable, write_text
 from opd.processes import die_with_parent
 from opd.recipes import find_recipe, overlay, read_recipe, read_yaml
+from opd.run_directory import refuse_other_recipe
 from opd.validation import check_files
 
 POLL_S = 0.5
 STOP_S = 30.0  # for a run that is told to end
+RESERVED = ("recipes", "report", "teacher")  # the sweep's own folders
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class PlannedRun:
     @property
     def done(self) -> bool:
         """Whether it has come to its end."""
-        return (self.path / "summary.json").is_file() and _steps_done(self.path) >= self.steps
+        return (self.path / "summary.json").is_file() and _steps_done(self.path) >= self.steps > 0
 
 
 def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[PlannedRun]:
@@ -81,12 +83,17 @@ def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[Plann
     sweep = parse_section(SweepConfig, read_yaml(path), "")
     if not sweep.variants or not sweep.seeds:
         raise UserError("variants: a sweep needs at least one variant and one seed")
+    if len(set(sweep.seeds)) < len(sweep.seeds):
+        raise UserError(f"seeds: {sweep.seeds} names a seed twice")
     beside = path.parent / f"{sweep.recipe}.yaml"
     base = read_recipe(beside if beside.is_file() else find_recipe(sweep.recipe))
     runs = []
     for variant, changes in sweep.variants.items():
-        if not re.fullmatch(r"[\w.+=-]+", variant):
-            raise UserError(f"variants: {variant!r} is to be a folder's name: letters, digits and . _ + = - only")
+        if not re.fullmatch(r"\w[\w.+=-]*", variant) or variant in RESERVED:
+            taken = ", ".join(RESERVED)
+            raise UserError(f"variants: {variant!r} is to be a folder's name: letters, digits and . _ + = - (not {taken})")
+        if not isinstance(changes, Mapping | None):
+            raise UserError(f"variants.{variant} is {changes!r}: write the changed keys below it, or {{}} for none")
         for seed in sweep.seeds:
             raw = overlay(overlay(overlay(base, sweep.overrides), overrides), {**(changes or {}), "seed": seed})
             try:
@@ -95,8 +102,18 @@ def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[Plann
             except UserError as error:
                 raise UserError(f"variants.{variant}: {error}") from None
             recipe = out / "recipes" / f"{variant}.seed-{seed}.yaml"
-            runs.append(PlannedRun(variant, seed, out / variant / f"seed-{seed}", recipe, raw, config))
+            run = PlannedRun(variant, seed, out / variant / f"seed-{seed}", recipe, raw, config)
+            if run.done:  # it will not be run again, so what is reported of it must be what is asked for
+                _refuse_other(run)
+            runs.append(run)
     return runs
+
+
+def _refuse_other(run: PlannedRun) -> None:
+    try:
+        refuse_other_recipe(run.path, run.config, free_sections=("checkpoint", "trackers"))
+    except UserError as error:
+        raise UserError(f"variants.{run.variant}: {error}") from None
 
 
 def evaluate_teacher(runs: Sequence[PlannedRun], out: Path) -> Path | None:
@@ -105,30 +122,30 @@ def evaluate_teacher(runs: Sequence[PlannedRun], out: Path) -> Path | None:
     None where the runs have not all the same one teacher in process and the same held-out problems.
     """
     first = runs[0].config
-    asked = [(run.config.teachers, dataclasses.replace(run.config.eval, every=0)) for run in runs]
+    options, limit = first.eval, first.eval.max_new_tokens or first.sampling.max_new_tokens
+    asked = [(run.config.teachers, run.config.eval, run.config.sampling.max_new_tokens) for run in runs]
     (teacher,) = first.teachers.values() if len(first.teachers) == 1 else (None,)
-    if teacher is None or teacher.model is None or teacher.urls or first.eval.prompts is None:
+    if teacher is None or teacher.model is None or options.prompts is None or any(other != asked[0] for other in asked):
         return None
-    if any(other != asked[0] for other in asked):
-        return None
+    if teacher.urls or teacher.adapter or teacher.revision or teacher.quantization:
+        return None  # not a model that `opd eval` can load
     from opd.evaluation import evaluate
 
-    folder = out / "teacher"
-    if not (folder / "heldout.json").is_file():
-        options = first.eval
-        evaluate(
-            teacher.model,
-            load_prompts(options.prompts, "eval.prompts"),  # type: ignore[arg-type]
-            folder,
-            suite="heldout",
-            resume=True,
-            samples=options.samples,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            max_new_tokens=options.max_new_tokens or first.sampling.max_new_tokens,
-            reward=options.reward,
-        )
-    return folder
+    evaluate(
+        teacher.model,
+        load_prompts(options.prompts, "eval.prompts"),
+        out / "teacher",
+        suite="heldout",
+        overwrite=True,
+        samples=options.samples,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        max_new_tokens=limit,
+        reward=options.reward,
+        time_limit_s=options.time_limit_s,
+        dtype=teacher.dtype,
+    )
+    return out / "teacher"
 
 
 def run_sweep(runs: Sequence[PlannedRun], jobs: int, devices: Sequence[str], show: Callable[[str, int], None]) -> list[str]:
@@ -136,6 +153,14 @@ def run_sweep(runs: Sequence[PlannedRun], jobs: int, devices: Sequence[str], sho
 
     `devices` are CUDA devices, one a job. `show` is told a run's name and how many steps it has done, now and then.
     """
+    out = runs[0].recipe.parent
+    with explain_unwritable(out):
+        out.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(out / ".lock")
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise UserError(f"--out: another sweep is running in {out.parent}; wait for it, or name another folder") from None
     waiting = [run for run in runs if not run.done]
     free = list(range(jobs))
     going: dict[int, tuple[PlannedRun, subprocess.Popen[bytes]]] = {}
@@ -163,6 +188,7 @@ def run_sweep(runs: Sequence[PlannedRun], jobs: int, devices: Sequence[str], sho
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        lock.release()
     return failures
 
 
@@ -191,5 +217,6 @@ def _steps_done(path: Path) -> int:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("error: ") if lines else f"it wrote nothing; see {log}"
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    mistakes = [line for line in lines if line.startswith("error: ")]
+    return (mistakes or lines or [f"it wrote nothing; see {log}"])[-1].removeprefix("error: ")

@@ -28,6 +28,8 @@ def check(config: "RunConfig") -> None:
         raise UserError("objective.updates_per_batch is larger than the number of rollouts in a batch")
     if config.eval.selection is not None and config.eval.prompts is None:
         raise UserError("eval.selection needs eval.prompts: a checkpoint is chosen on the one and reported on the other")
+    if config.eval.selection is not None and config.eval.every == 0:
+        raise UserError("eval.selection needs eval.every above 0: only evaluated steps can be chosen")
     if config.eval.samples > 1 and config.eval.temperature == 0.0:
         raise UserError("eval.samples above 1 repeats the same greedy completion: set eval.temperature")
     if not config.teachers:

@@ -37,17 +37,6 @@ def draw(
     return order.gather(-1, place[:, None])[:, 0], probs.gather(-1, place[:, None])[:, 0].log()
 
 
-def penalise(logits: Float[Tensor, "B V"], sampled_ids: Int[Tensor, "B T"], presence_penalty: float) -> Float[Tensor, "B V"]:
-    """The logits with `presence_penalty` taken off every token that a row has sampled; -1 in `sampled_ids` is padding.
-
-    Before the temperature, and for sampled tokens only, as vLLM does.
-    """
-    held = torch.zeros_like(logits, dtype=torch.bool)
-    rows, places = (sampled_ids >= 0).nonzero(as_tuple=True)
-    held[rows, sampled_ids[rows, places]] = True
-    return logits - presence_penalty * held
-
-
 def student_topk(logits: Float[Tensor, "B V"], sampling: Sampling) -> tuple[Int[Tensor, "B K"], Float[Tensor, "B K"]]:
     """The `sampling.num_topk` most likely tokens and their untruncated log-probs at the sampling temperature."""
     logp = (logits.float() / (sampling.temperature or 1.0)).log_softmax(-1)

@@ -21,7 +21,7 @@ from opd.clock import Clock
 from opd.errors import UserError
 from opd.models import cache_argument, decoder, output_head
 from opd.records import Chunk, Finish, SampleRequest
-from opd.students.drawing import draw, penalise, student_topk
+from opd.students.drawing import draw, student_topk
 from opd.students.kv_cache import RowCache
 from opd.students.noise import uniform
 
@@ -40,6 +40,7 @@ class _Row:
     topk_ids: list[Tensor] = field(default_factory=list)
     topk_logps: list[Tensor] = field(default_factory=list)
     reported: int = 0
+    held: Tensor | None = None  # [V] bool, with a presence penalty: tokens that the turn holds
     finish: Finish | None = None
 
     @property
@@ -221,9 +222,7 @@ class HFSampler:
         seeds = np.array([row.request.seed for row in rows], np.int64)
         noise = uniform(seeds, np.array([len(row.ids) for row in rows]))
         if sampling.presence_penalty:
-            sampled = [torch.tensor(row.ids, dtype=torch.long) for row in rows]
-            ids_BT = torch.nn.utils.rnn.pad_sequence(sampled, batch_first=True, padding_value=-1)
-            logits = penalise(logits, ids_BT.to(logits.device), sampling.presence_penalty)
+            logits = logits - sampling.presence_penalty * self._held(rows, logits)
         ids, logps = draw(logits, torch.from_numpy(noise).to(logits.device), sampling)
         topk = student_topk(logits, sampling) if sampling.num_topk else None
         topk_ids, topk_logps = (part.cpu() for part in topk) if topk else (None, None)
@@ -240,6 +239,15 @@ class HFSampler:
                 row.finish = "eos"
             elif len(row.logps) >= row.request.max_new_tokens:
                 row.finish = "length"
+
+    def _held(self, rows: Sequence[_Row], logits: Tensor) -> Tensor:
+        """[B, V] whether a row has sampled the token: what the presence penalty counts, as in vLLM without the prompt."""
+        for row in rows:
+            if row.held is None:
+                row.held = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+            if row.ids:
+                row.held[row.ids[-1]] = True
+        return torch.stack([row.held for row in rows if row.held is not None])
 
     def _report(self) -> None:
         """Hands each row's new tokens to whoever waits for them."""

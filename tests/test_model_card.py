@@ -124,3 +124,10 @@ def test_odd_names_stay_names(name):
     assert rows[0].replace("\\|", "").count("|") == 5
     assert "<b>" not in card.partition("## Use")[0].partition("---\n# ")[2].replace("\\<b\\>", "")
     assert f"````\n{template}\n````" in card
+
+
+def test_part_of_a_suite_does_not_pass_for_it():
+    card = model_card(config(), 400, [{**RESULT, "settings": {"samples": 4, "limit": 40}}])
+    [evaluation] = metadata(card)["model-index"][0]["results"]
+    assert evaluation["dataset"]["name"] == "gsm8k (first 40)"
+    assert "| gsm8k (first 40) | avg@4 |" in card

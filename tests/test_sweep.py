@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from filelock import FileLock
 from omegaconf import OmegaConf
 
 from opd.config import parse_overrides
@@ -63,7 +64,9 @@ def test_plan(sweep_file, tmp_path):
     ("changes", "expected"),
     [
         ({"variants": {}}, "at least one variant"),
-        ({"variants": {"a/b": {}}}, "is to be a folder's name"),
+        *[({"variants": {name: {}}}, "is to be a folder's name") for name in ("a/b", "..", ".x", "report")],
+        ({"variants": {"x": 3}}, "variants.x is 3: write the changed keys below it"),
+        ({"seeds": [0, 0]}, "names a seed twice"),
         ({"variants": {"x": {"optimizer": {"learning_rate": 1}}}}, "variants.x: unknown key 'optimizer.learning_rate'"),
         ({"variants": {"x": {"terms": {"reverse_kl": {"form": "half"}}}}}, "variants.x: terms.reverse_kl"),
         ({"recipe": "quickstar"}, "did you mean 'quickstart'"),
@@ -93,6 +96,21 @@ def test_runs_and_goes_on_with_what_is_left(sweep_file, tmp_path):
     assert run_sweep(runs[:2], 2, [], lambda name, steps: None) == []
     assert all(run.done for run in runs[:2])
     assert (runs[0].path / "metrics.jsonl").read_bytes() == first  # it was left alone
+
+
+def test_a_finished_run_of_another_spec_is_never_passed_off(sweep_file, tmp_path):
+    runs = plan_sweep(sweep_file(), {}, tmp_path / "out")
+    run_sweep(runs[:1], 1, [], lambda name, steps: None)
+    for changes, key in (({"optimizer": {"lr": 0.5}}, "optimizer.lr"), ({"steps": 1}, "steps")):
+        with pytest.raises(UserError, match=f"variants.full: {key}: the run in .* began with"):
+            plan_sweep(sweep_file(variants={"full": changes}), {}, tmp_path / "out")
+
+
+def test_one_sweep_at_a_time(sweep_file, tmp_path):
+    runs = plan_sweep(sweep_file(), {}, tmp_path / "out")
+    (tmp_path / "out" / "recipes").mkdir(parents=True)
+    with FileLock(tmp_path / "out" / "recipes" / ".lock"), pytest.raises(UserError, match="another sweep is running"):
+        run_sweep(runs, 1, [], lambda name, steps: None)
 
 
 def test_a_failed_run_is_named_and_the_others_go_on(sweep_file, tmp_path):

@@ -1,6 +1,7 @@
 """`opd eval`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ def _option(help: str, *names: str, **limits: Any) -> Any:
 
 Path_ = Path | None
 Text = str | None
-Suites = Annotated[list[str] | None, _option("A suite (see opd ls), FILE.jsonl, or reasoning_gym:TASK; may be repeated.")]
+Suites = Annotated[list[str] | None, _option("A suite (opd ls suites), FILE.jsonl, or reasoning_gym:TASK; may be repeated.")]
 SuiteDir = Annotated[Path_, _option("Folder with SUITE.jsonl files, read instead of the hub.")]
 Out = Annotated[Path_, _option("Folder for the results. Default, for a run: RUN/eval/step-N.")]
 Template = Annotated[Text, _option("Text around a problem; {prompt} stands for it. Suites ask for a boxed answer.")]
@@ -30,9 +31,9 @@ def evaluate(
     suite: Suites = None,
     suite_dir: SuiteDir = None,
     protocol: Annotated[Text, _option("A paper's: compass, df-opd, nsd, stride or endpoint.")] = None,
-    data: Annotated[Text, _option("Instead of a suite: any data, with the columns named below.")] = None,
-    prompt: Annotated[str, _option("With --data: column of the problem.")] = "problem",
-    answer: Annotated[str, _option("With --data: column of the answer.")] = "answer",
+    data: Annotated[Text, _option("Instead of a suite: any data, asked as it is (no request for a boxed answer).")] = None,
+    prompt: Annotated[Text, _option("With --data: column of the problem. Default: problem.")] = None,
+    answer: Annotated[Text, _option("With --data: column of the answer. Default: answer.")] = None,
     out: Out = None,
     resume: Annotated[bool, _option("Go on with what is in the folder.", "--resume")] = False,
     overwrite: Annotated[bool, _option("Replace what is in the folder.", "--overwrite")] = False,
@@ -53,15 +54,24 @@ def evaluate(
     served_as: Annotated[Text, _option("With --sampler vllm: the model's name there.")] = None,
     token_file: Annotated[Text, _option("With --sampler vllm: file with the server's bearer token.")] = None,
     max_in_flight: Annotated[int, _option("With --sampler vllm: requests at once.", min=1)] = 256,
+    deadline_s: Annotated[float, _option("With --sampler vllm: seconds for one completion.", min=1)] = 3600.0,
     reward: Annotated[Text, _option("FILE.py:FUNCTION, a verifier of your own.")] = None,
     time_limit: Annotated[float, _option("Seconds to grade one answer.", min=0.1)] = 5.0,
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], _option("Type of the weights.")] = "auto",
     max_rows: Annotated[int, _option("Completions decoded at once; --resume samples so many anew.", min=1)] = 64,
     seed: Annotated[int, _option("Fixes the sampling noise.", min=0, max=2**63 - 1)] = 0,
 ) -> None:
-    """Measure accuracy: avg@k, pass@k and maj@k with intervals; what went wrong is counted by kind."""
+    """Measure accuracy: avg@k, pass@k and maj@k with intervals; what went wrong is counted by kind.
+
+    Prints one JSON line a suite; the rows of all problems are in the files.
+    """
     given = dict(locals())
     from opd.eval.request import evaluate_request
 
-    for result in evaluate_request(given):
-        print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=2, ensure_ascii=False))
+    try:
+        results = evaluate_request(given)
+    except KeyboardInterrupt:
+        print("interrupted; go on with --resume", file=sys.stderr)
+        raise typer.Exit(130) from None
+    for result in results:
+        print(json.dumps({name: value for name, value in result.items() if name != "rows"}))

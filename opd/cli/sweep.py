@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from opd.cli.recipes import Overrides
 from opd.errors import UserError
 
+Words = list[str] | None
+Common = Annotated[Words, typer.Argument(metavar="[key.sub=value]...", help="For every run; a variant's own win.")]
 Sweep = Annotated[str, typer.Argument(help="A shipped sweep (see opd ls sweeps) or the path of a YAML file.")]
 
 
@@ -19,7 +20,7 @@ def add_to(app: typer.Typer) -> None:
 
 def sweep(
     file: Sweep,
-    overrides: Overrides = None,
+    overrides: Common = None,
     out: Annotated[Path | None, typer.Option(help="Folder of all runs. Default: runs/SWEEP.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time; they share the processor's cores.")] = 1,
     devices: Annotated[str, typer.Option(help="CUDA devices, as 0,1: one a job, in turn.")] = "",

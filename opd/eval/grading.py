@@ -93,14 +93,17 @@ class Grader:
     Workers start when the first item needs one. Any thread may call `grade_many`; in asyncio use `asyncio.to_thread`.
 
     `verifier` is a user's own `FILE.py:FUNCTION` (see `load_verifier`), which then decides instead of the answers'
-    equality. Raises UserError if it cannot be loaded or an option is out of range.
+    equality. It may judge free text, so what it refuses is "wrong"; where the function has `judges_extracted = True`, since
+    it judges what `extract_answer` finds, a response without an answer is "no_answer". Raises UserError if it cannot be
+    loaded or an option is out of range.
     """
 
     def __init__(self, limit_s: float = 5.0, num_workers: int | None = None, verifier: str | None = None):
         if limit_s <= 0 or (num_workers is not None and num_workers < 1):
             raise UserError(f"limit_s = {limit_s} and num_workers = {num_workers}: both must be positive")
-        if verifier is not None:
-            load_verifier(verifier)  # its mistakes show here, not in a worker
+        self._judges_extracted = False
+        if verifier is not None:  # its mistakes show here, not in a worker
+            self._judges_extracted = getattr(load_verifier(verifier), "judges_extracted", False)
             verifier = str(Path(verifier).expanduser().absolute())  # workers may start in another folder
         self.verifier = verifier
         num_workers = num_workers or _default_workers()
@@ -132,7 +135,7 @@ class Grader:
             scores = self._pool.run([(item.response, item.answer, item.prompt) for item in items])
         except TaskError as error:
             raise UserError(f"reward: {self.verifier} failed on item {error.index}: {error.message}") from None
-        return [_scored(item, score) for item, score in zip(items, scores)]
+        return [_scored(item, score, self._judges_extracted) for item, score in zip(items, scores)]
 
     def classes(
         self, extracted_rows: Sequence[Sequence[str | None]], grade_rows: Sequence[Sequence[Grade]]
@@ -174,10 +177,12 @@ def _setup(verifier: str | None):
     return equivalent
 
 
-def _scored(item: Item, score: float | None) -> Grade:
+def _scored(item: Item, score: float | None, judges_extracted: bool) -> Grade:
     extracted = extract_answer(item.response)
     if score is None:
         return Grade("timeout", extracted, 0.0)
     if score >= SCORE_CORRECT:
         return Grade("correct", extracted, score)
-    return Grade("truncated" if item.truncated and extracted is None else "wrong", extracted, score)
+    if extracted is None and (item.truncated or judges_extracted):
+        return Grade("truncated" if item.truncated else "no_answer", None, score)
+    return Grade("wrong", extracted, score)

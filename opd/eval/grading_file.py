@@ -1,6 +1,7 @@
 """Grading a file of responses: `opd grade`."""
 
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -22,20 +23,34 @@ class Columns:
     answer: str = "answer"
 
 
-def read_items(path: Path, columns: Columns, *, need_answer: bool = True) -> Iterator[tuple[Any, Item]]:
-    """(id or None, item) of each row of a file of JSON lines. Raises UserError naming the line of a row it cannot use.
+@dataclass(frozen=True)
+class Rows:
+    """The lines of a file, with its name for messages. They are kept, since a pipe can be read only once."""
+
+    name: str
+    lines: Sequence[bytes]
+
+
+def read_rows(path: Path) -> Rows:
+    """The lines of a file; `-` is standard input. Raises UserError if it cannot be read."""
+    if str(path) == "-":
+        return Rows("standard input", list(sys.stdin.buffer))
+    try:
+        with path.open("rb") as file:
+            return Rows(str(path), list(file))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_items(rows: Rows, columns: Columns, *, need_answer: bool = True) -> Iterator[tuple[Any, Item]]:
+    """(id or None, item) of each row of JSON. Raises UserError naming the line of a row it cannot use.
 
     A row with `"finish": "length"` or `"truncated": true` holds a response that ended at its token limit.
     """
-    try:
-        lines = path.open("rb")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                row = _row(line, f"line {number} of {path}")
-                yield row.get("id"), _item(row, columns, f"line {number} of {path}", need_answer)
+    for number, line in enumerate(rows.lines, start=1):
+        if line.strip():
+            row = _row(line, f"line {number} of {rows.name}")
+            yield row.get("id"), _item(row, columns, f"line {number} of {rows.name}", need_answer)
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:
@@ -65,15 +80,15 @@ def _item(row: dict[str, Any], columns: Columns, where: str, need_answer: bool) 
     return Item(response, None if answer is None else texts if isinstance(answer, list) else texts[0], truncated, row)
 
 
-def grade_file(path: Path, columns: Columns, grader: Grader) -> Iterator[tuple[dict[str, Any], Grade]]:
+def grade_file(rows: Rows, columns: Columns, grader: Grader) -> Iterator[tuple[dict[str, Any], Grade]]:
     """(line to print, grade) of each row in the file's order, graded in chunks. Raises UserError."""
-    rows = read_items(path, columns, need_answer=grader.verifier is None)
+    items = read_items(rows, columns, need_answer=grader.verifier is None)
     done = 0
-    while chunk := list(islice(rows, CHUNK_ROWS)):
+    while chunk := list(islice(items, CHUNK_ROWS)):
         try:
             grades = grader.grade_many([item for _, item in chunk])
         except UserError as error:
-            raise UserError(f"rows {done + 1} to {done + len(chunk)} of {path}: {error}") from None
+            raise UserError(f"rows {done + 1} to {done + len(chunk)} of {rows.name}: {error}") from None
         for (name, _), grade in zip(chunk, grades, strict=True):
             line = {"id": name} if name is not None else {}
             score = {} if grade.score is None else {"score": grade.score}

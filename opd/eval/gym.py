@@ -3,7 +3,6 @@
 Problems are generated, so a seed and a size fix them; answers are judged by the task's own verifier, full credit only.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -45,14 +44,19 @@ def load_task(name: str, style: DatasetConfig, limit: int | None) -> Sequence[Pr
 
 
 def score(response: str, answer: Any, prompt: dict[str, Any]) -> bool:
-    """A verifier for `opd.eval.grading`: whether the task gives full credit for the answer that the response commits to."""
+    """A verifier for `opd.eval.grading`: whether the task gives full credit for the answer that the response commits to.
+
+    A response without a box or `<answer>` element, or a phrase in their place, has no answer.
+    """
     import reasoning_gym
 
     entry = prompt["entry"]
-    tagged = re.findall(r"<answer>(.*?)</answer>", response, re.DOTALL)
-    found = tagged[-1].strip() if tagged else extract_answer(response)
+    found = extract_answer(response)
     judge: Any = reasoning_gym.get_score_answer_fn(entry["metadata"]["source_dataset"])
     return found is not None and float(judge(found, entry)) >= 1.0
+
+
+score.judges_extracted = True  # type: ignore[attr-defined]  # see `opd.eval.grading.Grader`
 
 
 def _parse(name: str) -> tuple[str, int]:

@@ -7,7 +7,6 @@ from typing import Any
 from opd.assembly import Parts
 from opd.config import RunConfig
 from opd.eval.evaluate import accuracy
-from opd.eval.provenance import overlap_notes
 from opd.objective.batching import Taught
 from opd.records import Hidden, Prompt, Sampling, ScoreRequest, Term
 from opd.rollouts import Contexts, sample_rollout
@@ -40,7 +39,7 @@ async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
     with parts.clock("eval"):
         measured = await measure(problems=parts.heldout)
         result = {"suite": "heldout", "settings": settings, **measured, "overlap": parts.overlap}
-        result["notes"] = [*overlap_notes(parts.overlap), measured["power_note"]]
+        result["notes"] = [*parts.eval_notes, measured["power_note"]]
         if parts.selection:
             result["selection_accuracy"] = (await measure(problems=parts.selection))["accuracy"]
         if options.kl_prompts:

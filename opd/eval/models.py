@@ -37,8 +37,15 @@ async def open_model(model: str, options: EvalOptions) -> AsyncIterator[Opened]:
     ends = eos_ids(model, "--model", tokenizer)
     if options.url is not None:
         token = read_token(options.token_file, "--token-file") if options.token_file else None
-        limits = {"max_in_flight": options.max_in_flight, "token": token}
-        served = VLLMSampler(options.url, tokenizer, ends, served_as=options.served_as, **limits)
+        served = VLLMSampler(
+            options.url,
+            tokenizer,
+            ends,
+            served_as=options.served_as,
+            max_in_flight=options.max_in_flight,
+            deadline_s=options.deadline_s,
+            token=token,
+        )
         async with served as sampler:
             contexts = Contexts(tokenizer, sampler.max_context, options.max_new_tokens)
             yield Opened(sampler, contexts, None, sampler.model)

@@ -25,6 +25,7 @@ class EvalOptions:
     served_as: str | None = None  # the model's name there; None: the only one it serves
     token_file: str | None = None  # the file with the server's bearer token
     max_in_flight: int = 256  # requests to the server at once
+    deadline_s: float = 3600.0  # for one completion there, with all attempts
 
     def __post_init__(self) -> None:
         if self.samples > 1 and self.temperature == 0.0:
@@ -35,7 +36,7 @@ class EvalOptions:
 
     def fixing_numbers(self) -> dict[str, Any]:
         """Those that the sampled text depends on: an evaluation can be resumed only with the same."""
-        free = ("reward", "time_limit_s", "url", "served_as", "token_file", "max_in_flight")
+        free = ("reward", "time_limit_s", "url", "served_as", "token_file", "max_in_flight", "deadline_s")
         mine = {name: value for name, value in asdict(self).items() if name not in free}
         elsewhere = ("dtype", "max_rows") if self.url else ()
         return {name: value for name, value in mine.items() if name not in elsewhere} | {

@@ -11,9 +11,14 @@ from typing import Any
 
 GRAM = 13  # words
 COMMON = 10  # distinct training prompts; a gram in more of them is a phrase of the genre, not a problem
+COPY = 0.5  # of a problem's grams in one prompt
 NUM_EXAMPLES = 5
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"  # written without spaces: each character is a word
 _WORD = re.compile(f"[{_CJK}]|[^\\W_{_CJK}]+")
+# Signs that make another problem of the same words: no punctuation and no LaTeX, but points and colons within numbers.
+_SIGN = r"(?<=\d)[.,:](?=\d)|(?<=[\d)])!|[^\w\s\\$.,:;?!'\"“”‘’…。，？！；：、]"
+_SIGNED = re.compile(f"{_WORD.pattern}|{_SIGN}")
+_DELIMITER = re.compile(r"\\(?:[()\[\]]|left\b|right\b)|\{(?=\\?\w+\})|(?<=\w)\}")  # of LaTeX; braces around one word
 
 
 def problem_key(text: str) -> str:
@@ -28,10 +33,11 @@ def overlap(training: Iterable[str], problems: Sequence[tuple[str, str]]) -> dic
     """Which problems, given as (id, text), share 13 consecutive words with a training prompt.
 
     Words are runs of letters or digits in lower case; punctuation and LaTeX's signs do not count. A problem of fewer words
-    overlaps if all of it occurs in a prompt. Grams in more than 10 distinct training prompts are ignored ("where m and n
-    are relatively prime positive integers find m n" is no contamination), so an instruction around prompts does not count.
-    Rarer phrases still do: `num_copies` are the problems of which one prompt holds at least half of all 13-word stretches,
-    which is hardly chance. A rewritten or translated problem is not found.
+    overlaps if all of it occurs in a prompt, signs such as + and - included. Grams in more than 10 distinct training prompts
+    are ignored ("where m and n are relatively prime positive integers find m n" is no contamination), so an instruction
+    around prompts does not count. Rarer phrases still do: `num_copies` are the problems of which one prompt holds at least
+    half of all 13-word stretches, which is hardly chance; these count however many prompts hold them. A rewritten or
+    translated problem is not found.
 
     Returns num_problems, num_overlapping, share (0 without problems), num_copies, num_training, ids of the overlapping
     problems, and up to 5 examples, the most copied first: id, the shared text, and `copied`, the share held by one prompt.
@@ -46,21 +52,22 @@ def overlap(training: Iterable[str], problems: Sequence[tuple[str, str]]) -> dic
         key = problem_key(text)
         if key not in seen:  # repeated prompts are one
             seen.add(key)
-            shared = _shared(_words(text), grams, short)
+            shared = _shared(text, grams, short)
             counts.update(shared)
             copied |= Counter(index for gram in shared for index in grams[gram])
+    shares = {index: most / sizes[index] for index, most in sorted(copied.items())}
     found: dict[int, str] = {}
     for gram, indices in grams.items():
-        if 0 < counts[gram] <= COMMON:
-            for index in indices:
+        for index in indices:
+            if counts[gram] and (counts[gram] <= COMMON or shares[index] >= COPY):
                 found.setdefault(index, gram)
-    shares = {index: copied[index] / sizes[index] for index in sorted(found)}
+    shares = {index: share for index, share in shares.items() if index in found}
     shown = sorted(shares, key=lambda index: -shares[index])[:NUM_EXAMPLES]
     return {
         "num_problems": len(problems),
         "num_overlapping": len(found),
         "share": len(found) / max(1, len(problems)),
-        "num_copies": sum(share >= 0.5 for share in shares.values()),
+        "num_copies": sum(share >= COPY for share in shares.values()),
         "num_training": num_training,
         "ids": [problems[index][0] for index in shares],
         "examples": [{"id": problems[i][0], "text": found[i], "copied": round(shares[i], 3)} for i in shown],
@@ -68,16 +75,22 @@ def overlap(training: Iterable[str], problems: Sequence[tuple[str, str]]) -> dic
 
 
 def _index(problems: Sequence[tuple[str, str]]) -> tuple[dict[str, list[int]], dict[str, dict[str, int]]]:
-    """The problems that have each gram; and by first word, the problems too short for one, with their number of words."""
+    """The problems that have each gram; and by first word, the problems too short for one, with their number of words.
+
+    The words of short problems are those of `_signed`.
+    """
     grams: dict[str, list[int]] = defaultdict(list)
     short: dict[str, dict[str, int]] = defaultdict(dict)
     for index, (_, text) in enumerate(problems):
         words = _words(text)
         if 0 < len(words) < GRAM:
-            short[words[0]][" ".join(words)] = len(words)
-        for gram in dict.fromkeys(" ".join(words[i : i + GRAM]) for i in range(max(1, len(words) - GRAM + 1))):
+            words = _signed(text)
+            whole = " ".join(words)
+            short[words[0]][whole] = len(words)
+            grams[whole].append(index)
+            continue
+        for gram in dict.fromkeys(" ".join(words[i : i + GRAM]) for i in range(len(words) - GRAM + 1)):
             grams[gram].append(index)
-    grams.pop("", None)  # of problems without words
     return grams, short
 
 
@@ -85,10 +98,17 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _shared(words: list[str], grams: dict[str, list[int]], short: dict[str, dict[str, int]]) -> set[str]:
+def _signed(text: str) -> list[str]:
+    """Words and the signs between them: "12+7=" is not "12 - 7 ="."""
+    return _SIGNED.findall(_DELIMITER.sub(" ", text.lower()))
+
+
+def _shared(text: str, grams: dict[str, list[int]], short: dict[str, dict[str, int]]) -> set[str]:
     """The suite's grams that occur in one training prompt."""
+    words = _words(text)
     shared = {gram for i in range(len(words) - GRAM + 1) if (gram := " ".join(words[i : i + GRAM])) in grams}
-    for i, word in enumerate(words):
+    signed = _signed(text) if short else []
+    for i, word in enumerate(signed):
         if word in short:
-            shared |= {text for text, num in short[word].items() if " ".join(words[i : i + num]) == text}
+            shared |= {whole for whole, num in short[word].items() if " ".join(signed[i : i + num]) == whole}
     return shared

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import numpy as np
 
 from opd.eval.at_k import avg_at_k
-from opd.eval.student import quantile
+from opd.eval.t_distribution import quantile
 
 AGREEMENT = 0.9  # correlation over problems of two models' chances of being right: variants of one recipe are alike
 
@@ -46,7 +46,8 @@ def power_note(correct: Sequence[Sequence[bool]]) -> str:
     number = str(samples[0]) if len(samples) == 1 else f"{samples[0]}-{samples[-1]}"
     noun = "sample" if samples[-1] == 1 else "samples"
     points = 100 * detectable_difference(correct)
+    shown = f"{points:.1f}" if points < 10 else f"{points:.0f}"
     return (
-        f"{len(correct)} problems x {number} {noun} separate differences above about {points:.2g} points "
+        f"{len(correct)} problems x {number} {noun} separate differences above about {shown} points "
         "(80 % power, paired, 5 % level)"
     )

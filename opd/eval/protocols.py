@@ -1,7 +1,7 @@
 """How the papers evaluate: suites, samples, temperature, limits, thinking, metric.
 
-A preset fills what the command line leaves open. What a paper does not state is None here and keeps the command's default,
-which `unstated` names, so that nobody takes a default for the paper's choice.
+A preset fills what the command line leaves open. What a paper does not state is None here and keeps the command's default;
+every result names these settings, and those that were asked for otherwise.
 """
 
 from dataclasses import dataclass
@@ -26,18 +26,13 @@ class Protocol:
     max_new_tokens: int | None = None
     thinking: bool | None = None  # None: as the model's chat template does by itself
 
-    @property
-    def unstated(self) -> tuple[str, ...]:
-        """The settings that the paper leaves open."""
-        return tuple(name for name in ("temperature", "top_p", "max_new_tokens") if getattr(self, name) is None)
-
 
 PROTOCOLS = {
     "compass": Protocol(
         paper="CompassOPD, arXiv 2609.10154",
         suites=("aime24", "aime25", "aime26", "hmmt25_feb", "hmmt25_nov", "hmmt26", "math500"),
         samples=16,
-        metric="accuracy",
+        metric="avg@16",
         temperature=0.7,
         top_p=1.0,
         top_k=40,
@@ -49,7 +44,7 @@ PROTOCOLS = {
         paper="DF-OPD, arXiv 2609.14193",
         suites=("aime24", "aime25", "amc23", "math500", "minerva", "olympiadbench"),
         samples=8,
-        metric="accuracy",
+        metric="avg@8",
         max_new_tokens=16384,
         caveat="the paper chose its checkpoints on these suites and has no selection set",
     ),
@@ -57,7 +52,7 @@ PROTOCOLS = {
         paper="Negative Self-Distillation, arXiv 2609.11699",
         suites=("aime24", "aime25", "aime26", "hmmt25_feb", "math500", "amc23", "olympiadbench"),
         samples=8,
-        metric="accuracy",
+        metric="avg@8",
         temperature=0.6,
         top_p=0.95,
         top_k=20,
@@ -69,14 +64,14 @@ PROTOCOLS = {
         paper="STRIDE, arXiv 2609.14636",
         suites=("aime24", "aime25"),
         samples=8,
-        metric="accuracy",
+        metric="avg@8",
         caveat="its mathematics part; the agent tasks (mean@16 and pass@16) are no suites of problems",
     ),
     "endpoint": Protocol(
         paper="Endpoint-trace masking, arXiv 2609.07103",
         suites=("aime24", "math500"),
         samples=8,
-        metric="accuracy",
+        metric="avg@8",
         caveat="the paper also has GPQA-Diamond and names neither its subset of MATH nor the number of samples; 8 are taken",
     ),
 }

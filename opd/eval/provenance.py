@@ -1,6 +1,7 @@
 """What the run that a checkpoint comes from has to do with the problems it is evaluated on."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,6 @@ from opd.model_card import model_card
 from opd.recipes import read_recipe
 from opd.records import Prompt
 from opd.registry import PROMPT_SOURCES
-
-SELECTED = "selected.json"  # in a run's eval/: the step with the best accuracy on `eval.selection`
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,13 @@ def find_checkpoint(model: str, which: str = "last") -> Checkpoint | None:
 
     None where `model` belongs to no run. Raises `UserError` for a checkpoint that is not there, or a damaged recipe.
     """
-    path = Path(model).expanduser()
+    path = Path(os.path.abspath(Path(model).expanduser()))
     in_run = path.parent.name == "checkpoints" and path.name.removeprefix("step-").isdigit()
-    run = path.absolute().parent.parent if in_run else path
-    if not (run / "config.yaml").is_file() or not (run / "env.json").is_file():
+    run = path.parent.parent if in_run else path
+    is_run = (run / "config.yaml").is_file() and (run / "env.json").is_file()
+    if which != "last" and (in_run or not is_run):
+        raise UserError(f"--checkpoint: {model} is not a run's directory; leave --checkpoint out")
+    if not is_run:
         return None
     try:
         config = build_config(read_recipe(run / "config.yaml"))
@@ -57,10 +59,12 @@ def steps_of(run: Path) -> list[int]:
 
 
 def selected_step(run: Path) -> int | None:
-    """The step that was best on the run's selection set, where it has one."""
+    """The step that was best on the run's selection set, where it has one: each checkpoint says which it was so far."""
+    steps = steps_of(run)
     try:
-        return int(json.loads((run / "eval" / SELECTED).read_text(encoding="utf-8"))["step"])
-    except (OSError, ValueError, KeyError, TypeError):
+        state = (run / "checkpoints" / f"step-{steps[-1]}" / "trainer" / "state.json").read_text(encoding="utf-8")
+        return int(json.loads(state)["recorder"]["selection"]["step"])
+    except (IndexError, OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -137,11 +141,17 @@ def overlap_notes(overlap: Mapping[str, Any] | None) -> list[str]:
 
 def results_of(run: Path, step: int) -> list[dict[str, Any]]:
     """What the run's directory holds of evaluations after `step` steps: on held-out problems, then on suites by name."""
-    files = [run / "eval" / f"step-{step}.json", *sorted((run / "eval" / f"step-{step}").glob("*.json"))]
-    return [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+    own, others = run / "eval" / f"step-{step}.json", sorted((run / "eval" / f"step-{step}").glob("*.json"))
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in (own, *others) if file.is_file()]
+    for result in results[own.is_file() :]:
+        if result["suite"] == "heldout":  # the name of evaluations while training
+            result["suite"] = "heldout (opd eval)"
+    return results
 
 
 def write_card(checkpoint: Checkpoint) -> None:
-    """Renews the checkpoint's model card with every result there is."""
+    """Renews the checkpoint's model card with every result there is; a run that goes on may have deleted the checkpoint."""
+    if not checkpoint.path.is_dir():
+        return
     results = results_of(checkpoint.run, checkpoint.step)
     write_text(checkpoint.path / "README.md", model_card(checkpoint.config, checkpoint.step, results))

@@ -25,21 +25,26 @@ def evaluate_request(given: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     checkpoint = find_checkpoint(given["model"], given["checkpoint"])
     model = str(checkpoint.path) if checkpoint else given["model"]
+    if checkpoint and not checkpoint.path.is_dir():
+        raise UserError(f"--model: {model} is gone: a run deletes older checkpoints (checkpoint.keep)")
     check_location(model, "--model")
     if checkpoint is None and given["out"] is None:
         raise UserError("--out is missing: name a folder for the results")
     out = given["out"] or checkpoint.run / "eval" / f"step-{checkpoint.step}"  # type: ignore[union-attr]
     if names:
+        for option in ("prompt", "answer"):
+            if given[option] is not None:
+                raise UserError(f"--{option} names a column of --data and has no effect on suites; leave it out")
         suites = [load_suite(name, style, given["suite_dir"], given["limit"]) for name in names]
     else:
-        columns = Columns(given["prompt"], given["answer"])
+        columns = Columns(given["prompt"] or "problem", given["answer"] or "answer")
         problems = load_prompts(replace(style, path=given["data"], columns=columns, limit=given["limit"]), "--data")
         suites = [Loaded(Path(given["data"].removeprefix("tiny:")).stem, problems)]
     from opd.evaluation import evaluate_suites
 
     return evaluate_suites(
         model,
-        [_noted(suite, preset) for suite in suites],
+        [_noted(suite, preset, given, options) for suite in suites],
         out,
         options,
         resume=given["resume"],
@@ -57,9 +62,12 @@ def _names(given: Mapping[str, Any], preset: Protocol | None) -> list[str]:
         raise UserError("--suite and --data exclude each other")
     names = given["suite"] or (list(preset.suites) if preset and not given["data"] else [])
     if not names and not given["data"]:
-        raise UserError("--suite is missing: name a suite (see opd ls), give --data FILE.jsonl, or a --protocol")
+        raise UserError("--suite is missing: name a suite (see opd ls suites), give --data FILE.jsonl, or a --protocol")
     for name in names:
         check_suite(name, given["suite_dir"])
+    stems = [Path(name).stem for name in names]
+    if len(set(stems)) < len(stems):
+        raise UserError(f"--suite: {', '.join(stems)}: two have one name, and their results would have one file")
     return names
 
 
@@ -85,17 +93,26 @@ def _options(given: Mapping[str, Any], preset: Protocol | None) -> EvalOptions:
         chosen[name] = next((value for value in values if value is not None), None)
     if chosen["temperature"] is None:
         chosen["temperature"] = 0.0 if chosen["samples"] == 1 else 0.7
-    others = ("seed", "reward", "dtype", "max_rows", "url", "served_as", "token_file", "max_in_flight")
+    others = ("seed", "reward", "dtype", "max_rows", "url", "served_as", "token_file", "max_in_flight", "deadline_s")
     return EvalOptions(**chosen, time_limit_s=given["time_limit"], **{name: given[name] for name in others})
 
 
-def _noted(suite: Loaded, preset: Protocol | None) -> Loaded:
-    """What a reader must know of a preset that stands for a paper's evaluation."""
+def _noted(suite: Loaded, preset: Protocol | None, given: Mapping[str, Any], options: EvalOptions) -> Loaded:
+    """What a reader must know: that problems were left out, and where this is not the evaluation of the preset's paper."""
+    if given["limit"] is not None:
+        suite = replace(suite, notes=(*suite.notes, f"only the first {given['limit']} problems"))
     if preset is None:
         return suite
-    open_ = f"; it does not state {' and '.join(preset.unstated)}, so these are defaults" if preset.unstated else ""
-    note = f"protocol of {preset.paper}: {preset.caveat}{open_}"
-    return replace(suite, notes=(*suite.notes, note))
+    stated = {name: getattr(preset, name) for name in (*DEFAULTS, "temperature")}
+    used = {name: getattr(options, name) for name in stated}
+    unstated = [f"{name} {used[name]}" for name in ("temperature", "top_p", "max_new_tokens") if stated[name] is None]
+    other = [f"{name} {used[name]}, not {value}" for name, value in stated.items() if value not in (None, used[name])]
+    parts = [
+        f"protocol of {preset.paper}, {preset.metric}: {preset.caveat}",
+        f"not stated there: {', '.join(unstated)}" if unstated else "",
+        f"NOT as there: {', '.join(other)}" if other else "",
+    ]
+    return replace(suite, notes=(*suite.notes, "; ".join(part for part in parts if part)))
 
 
 def _about(given: Mapping[str, Any], style: DatasetConfig) -> dict[str, Any]:

@@ -44,12 +44,12 @@ class SampleFile:
 
         Rewrites the file with what is kept.
         """
-        size = size or max(1, len(pairs))
-        blocks = [list(pairs[start : start + size]) for start in range(0, len(pairs), size)]
-        if size < len(pairs):
-            left = [block for block in blocks if not all(pair in self.done for pair in block)]
+        self.done = {pair: self.done[pair] for pair in pairs if pair in self.done}
+        if size is None:
+            left = [[pair for pair in pairs if pair not in self.done]]
         else:
-            left = [[pair for pair in block if pair not in self.done] for block in blocks]
+            blocks = [list(pairs[start : start + size]) for start in range(0, len(pairs), size)]
+            left = [block for block in blocks if not all(pair in self.done for pair in block)]
         redone = {pair for block in left for pair in block}
         self.done = {pair: sampled for pair, sampled in self.done.items() if pair not in redone}
         with explain_unwritable(self.path.parent):
@@ -63,11 +63,16 @@ class SampleFile:
         self.done[sampled.index, sampled.sample] = sampled
 
     def _read(self) -> None:
-        first, *lines = self.path.read_text(encoding="utf-8").split("\n")
+        try:
+            first, *lines = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError as error:
+            raise UserError(f"--out: {self.path} cannot be read: {error.strerror}; name another folder") from None
         try:
             before = json.loads(first)
         except ValueError:
             return  # killed while it wrote the first line
+        if not isinstance(before, dict):
+            raise UserError(f"--out: {self.path} is no file of samples; name another folder, or use --overwrite")
         for key, value in self.header.items():
             if before.get(key) != value:
                 raise UserError(
@@ -77,9 +82,9 @@ class SampleFile:
         for line in lines:
             try:
                 sampled = Sampled(**json.loads(line))
+                self.done[sampled.index, sampled.sample] = sampled
             except (ValueError, TypeError):
                 continue  # the line that a kill cut short, or the end of the file
-            self.done[sampled.index, sampled.sample] = sampled
 
 
 def _line(sampled: Sampled) -> str:

@@ -3,6 +3,7 @@
 A suite may also be any JSON lines file, or `reasoning_gym:TASK` (see `opd.eval.gym`).
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,7 +100,7 @@ def load_suite(name: str, style: DatasetConfig, folder: Path | None = None, limi
 
 def _reduced(problem: Prompt, suite: str) -> Prompt:
     """GSM8K's answers are worked solutions that end with `#### 18`. Ids name the suite where the data have none."""
-    answer, number = problem.answer, problem.id.removeprefix("line ").removeprefix("row ")
+    answer, number = problem.answer, re.fullmatch(r"(?:line|row) (\d+)", problem.id)
     if suite == "gsm8k" and isinstance(answer, str):
         answer = answer.rpartition("####")[2].strip()
-    return replace(problem, answer=answer, id=problem.id if number == problem.id else f"{suite}-{int(number) - 1}")
+    return replace(problem, answer=answer, id=f"{suite}-{int(number[1]) - 1}" if number else problem.id)

@@ -6,9 +6,10 @@ from typing import Any, get_args
 
 import numpy as np
 
+from opd.eval.at_k import avg_at_k, maj_at_k, pass_at_k
 from opd.eval.grading import Verdict
 from opd.eval.power import power_note
-from opd.eval.statistics import avg_at_k, interval, maj_at_k, pass_at_k
+from opd.eval.statistics import interval
 from opd.records import Array
 
 

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from opd.eval.statistics import Difference, Interval, holm, interval, paired, recovery
+from opd.eval.statistics import Difference, Interval, holm, interval, interval_of_suites, paired, paired_suites, recovery
 from opd.report.loading import Group, Run
-from opd.report.results import VERDICTS, Metric, Result, common_keys, matrix
+from opd.report.results import HELDOUT, HELDOUT_AGAIN, VERDICTS, Metric, Result, common_keys, matrix
 
 RATES = {**{f"{name}_rate": label for name, label in VERDICTS.items()}, "at_limit_rate": "at limit"}
 RATES |= {"repetitive_rate": "repetitive"}
@@ -44,13 +44,66 @@ class Standing:
 
 
 def standings(groups: Sequence[Group], suite: str, question: Question) -> list[Standing]:
-    """The groups that have results of `suite`, in order, with p-values adjusted (Holm) over them."""
-    found = [_standing(group, suite, question) for group in groups if group.last(suite)]
-    tested = [place for place, standing in enumerate(found) if standing.difference is not None]
-    adjusted = holm([found[place].difference.p for place in tested])  # type: ignore[union-attr]
-    for place, p in zip(tested, adjusted):
-        found[place] = Standing(**{**vars(found[place]), "adjusted_p": p})
+    """The groups that have results of `suite`, in order; p-values are not adjusted yet."""
+    return [_standing(group, suite, question) for group in groups if group.last(suite)]
+
+
+def adjusted(tables: Sequence[Sequence[Standing]]) -> list[list[Standing]]:
+    """The same standings, with p-values adjusted (Holm) for all comparisons of all `tables`."""
+    ps = [row.difference.p for rows in tables for row in rows if row.difference is not None]
+    remaining = iter(holm(ps))
+    return [[row if row.difference is None else replace(row, adjusted_p=next(remaining)) for row in rows] for rows in tables]
+
+
+def suites_of_all(scores: Mapping[str, Sequence[Standing]]) -> list[str]:
+    """The suites, beside the held-out problems, on which all groups have a score that have one on any of them."""
+    names = {
+        suite: {row.group.name for row in rows if row.score is not None}
+        for suite, rows in scores.items()
+        if suite not in (HELDOUT, HELDOUT_AGAIN)
+    }
+    everyone = set().union(*names.values())
+    return [suite for suite, having in names.items() if having and having == everyone]
+
+
+def mean_standings(groups: Sequence[Group], suites: Sequence[str], question: Question) -> list[Standing]:
+    """Where the groups stand on the unweighted mean of `suites`; groups without a run that has all of these are left out.
+
+    `num_problems` and `shared` are sums over the suites.
+    """
+    theirs = _with_all(question.baseline, suites)
+    found = []
+    for group in groups:
+        ours = _with_all(group, suites)
+        scores = _matrices(ours, ours, question.metric)
+        if scores is None:
+            continue
+        row = Standing(group, (), interval_of_suites(scores), sum(part.shape[1] for part in scores))
+        before, after = _matrices(theirs, ours, question.metric), _matrices(ours, theirs, question.metric)
+        if group is not question.baseline and before is not None and after is not None:
+            shared = sum(part.shape[1] for part in before)
+            row = replace(row, shared=shared, difference=paired_suites(list(zip(before, after))))
+        found.append(row)
     return found
+
+
+def _with_all(group: Group, suites: Sequence[str]) -> list[list[Result]]:
+    """[suite][run]: the final results of the counted runs that have all `suites`."""
+    found = [[run.last(suite) for suite in suites] for run in group.counted]
+    complete = [[result for result in results if result is not None] for results in found if None not in results]
+    return [list(results) for results in zip(*complete)]
+
+
+def _matrices(of: Sequence[Sequence[Result]], like: Sequence[Sequence[Result]], metric: Metric) -> list[np.ndarray] | None:
+    """Scores [R, P] a suite, on the problems that `like` has too; None where a suite has none."""
+    found = []
+    for results, others in zip(of, like):
+        keys = [key for key in common_keys(results) if key in set(common_keys(others))]
+        scores = matrix(results, metric, keys) if keys else None
+        if scores is None:
+            return None
+        found.append(scores)
+    return found or None
 
 
 def _standing(group: Group, suite: str, question: Question) -> Standing:

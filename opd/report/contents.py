@@ -1,12 +1,24 @@
 """What a report says: its tables, and what stands beside them in words."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from opd.eval.statistics import interval
-from opd.report.comparison import RATES, Question, Standing, costs, differing_settings, goal_results, standings
+from opd.eval.statistics import interval, interval_of_suites
+from opd.report.comparison import (
+    RATES,
+    Question,
+    Standing,
+    adjusted,
+    costs,
+    differing_settings,
+    goal_results,
+    mean_standings,
+    standings,
+    suites_of_all,
+)
 from opd.report.findings import TEACHER, finding, notes
 from opd.report.loading import Group, Run
 from opd.report.results import HELDOUT, title
@@ -14,6 +26,7 @@ from opd.report.style import NUM_STYLES
 from opd.report.tables import Column, Table
 from opd.report.text import one_line
 
+MEAN = "mean-of-suites"  # the name of its table
 TARGET_SHARE = 0.9  # of the best group's final accuracy: the default target
 
 
@@ -37,17 +50,25 @@ class Contents:
 def contents(groups: Sequence[Group], suites: Sequence[str], question: Question, target: float | None) -> Contents:
     """Compares `groups` on `suites`; `target` is the accuracy whose cost is asked for."""
     scores = {suite: standings(groups, suite, question) for suite in suites}
+    averaged = suites_of_all(scores)
+    mean = mean_standings(groups, averaged, question) if len(averaged) > 1 else []
+    *tested, mean = adjusted([*scores.values(), mean])
+    scores = dict(zip(scores, tested))
+    tests = sum(row.adjusted_p is not None for found in [*tested, mean] for row in found)
     goals = {suite: goal for suite in suites if (goal := _teacher(suite, question, scores[suite]))}
     rows = {suite: [*found, goals[suite]] if suite in goals else found for suite, found in scores.items()}
     tables: list[Table] = []
     for suite in suites:
-        tables += [_scores(suite, rows[suite], question), _verdicts(suite, rows[suite])]
+        tables += [_scores(suite, rows[suite], question, tests), _verdicts(suite, rows[suite])]
+    if mean:
+        tables.append(_mean(mean, averaged, goals, question, tests))
     if HELDOUT in scores and (cost := _cost(groups, scores[HELDOUT], question, target)):
         tables.append(cost)
     tables += [*_settings(groups), _runs(groups)]
     if not any(scores.values()):
         return Contents(question, groups, groups, {}, {}, tables, ["No run has been evaluated yet."], [])
-    findings = [line for suite, found in scores.items() if (line := finding(suite, found, question))]
+    told = {title(suite): found for suite, found in scores.items()} | {f"the mean of {len(averaged)} suites": mean}
+    findings = [line for name, found in told.items() if (line := finding(name, found, question))]
     said = notes(groups, rows, question)
     return Contents(question, groups, _styled(groups, scores, question), scores, goals, tables, findings, said)
 
@@ -73,11 +94,17 @@ def _teacher(suite: str, question: Question, found: Sequence[Standing]) -> Stand
     return Standing(group, results, interval(scores), len(scores))
 
 
-def _scores(suite: str, rows: Sequence[Standing], question: Question) -> Table:
-    metric, baseline = question.metric.name, question.baseline.name
-    columns = [Column("group"), Column(metric, "percent")]
-    columns += [Column(f"difference to {one_line(baseline, 24)}", "points", "difference"), Column("p (Holm)", "p", "p_holm")]
-    table = [[row.group.name, row.score, row.difference, row.adjusted_p] for row in rows]
+def _compared(rows: Sequence[Standing], question: Question) -> tuple[list[Column], list[list[Any]]]:
+    """The columns that every table of scores begins with, and their cells."""
+    columns = [Column("group"), Column(question.metric.name, "percent")]
+    columns.append(Column(f"difference to {one_line(question.baseline.name, 24)}", "points", "difference"))
+    columns.append(Column("p (Holm)", "p", "p_holm"))
+    return columns, [[row.group.name, row.score, row.difference, row.adjusted_p] for row in rows]
+
+
+def _scores(suite: str, rows: Sequence[Standing], question: Question, tests: int) -> Table:
+    metric = question.metric.name
+    columns, table = _compared(rows, question)
     if question.teacher is not None or question.reference is not None:
         columns.append(Column("recovery", "recovery"))
         table = [[*cells, row.recovery] for cells, row in zip(table, rows)]
@@ -88,23 +115,46 @@ def _scores(suite: str, rows: Sequence[Standing], question: Question) -> Table:
     columns += [Column("runs"), Column("step"), Column("problems", "count")]
     table = [[*cells, _count(row.group), _steps(row), row.num_problems] for cells, row in zip(table, rows)]
     name = "Accuracy" if metric == "accuracy" else metric
-    return Table(f"{suite}-scores", f"{name} on {title(suite)}", columns, table, _how_to_read(suite, rows, question))
+    return Table(f"{suite}-scores", f"{name} on {title(suite)}", columns, table, _how_to_read(suite, rows, question, tests))
 
 
-def _how_to_read(suite: str, rows: Sequence[Standing], question: Question) -> str:
-    tests = sum(row.difference is not None for row in rows)
+def _how_to_read(suite: str, rows: Sequence[Standing], question: Question, tests: int) -> str:
     note = "Means over problems and runs, with 95 % intervals."
-    if tests:
-        note += (
-            f" p: permutation test on the same problems against {question.baseline.name} (with several runs a t-test that "
-        )
-        note += f"counts the runs too), adjusted (Holm) for {tests} comparison{'s' if tests > 1 else ''}."
+    if any(row.difference is not None for row in rows):
+        note += _what_p_is(question, tests)
     if question.reference is not None or question.teacher is not None:
         goal = "the teacher" if question.reference is None else question.reference.name
         note += f" Recovery: share of the gap between each run's start and {goal} that is closed."
     if suite == HELDOUT:
         note += " Reverse KL: on the student's own rollouts of held-out problems. Tokens and wall time: of training, a run."
     return note
+
+
+def _what_p_is(question: Question, tests: int) -> str:
+    number = f"all {tests} comparisons" if tests > 1 else "the only comparison"
+    return (
+        f" p: that there is no difference to {one_line(question.baseline.name, 40)} on the same problems: the larger of a "
+        "permutation test's and of the level at which the interval, which counts the runs too, touches 0; adjusted (Holm) "
+        f"for {number} of this report."
+    )
+
+
+def _mean(
+    rows: Sequence[Standing], suites: Sequence[str], goals: Mapping[str, Standing], question: Question, tests: int
+) -> Table:
+    if question.teacher is not None and all(suite in goals for suite in suites):
+        scores = [question.metric.scores(goals[suite].results[0]) for suite in suites]
+        num_problems = sum(goals[suite].num_problems for suite in suites)
+        rows = [*rows, Standing(Group(TEACHER, [question.teacher]), (), interval_of_suites(scores), num_problems)]
+    columns, table = _compared(rows, question)
+    columns += [Column("suites", "count"), Column("problems", "count")]
+    table = [[*cells, len(suites), row.num_problems] for cells, row in zip(table, rows)]
+    names = ", ".join(one_line(suite, 40) for suite in suites)
+    note = f"The unweighted mean over the suites that all groups have: {names}. The 95 % intervals resample each suite's "
+    note += "problems; with several runs they count the spread of the runs' own means too."
+    if any(row.difference is not None for row in rows):
+        note += _what_p_is(question, tests)
+    return Table(MEAN, f"Mean of the suites, {question.metric.name}", columns, table, note)
 
 
 def _count(group: Group) -> str:

@@ -15,16 +15,16 @@ LEVEL = 0.05  # of an adjusted p-value
 TEACHER = "(teacher)"  # the name of its row
 
 
-def finding(suite: str, found: Sequence[Standing], question: Question) -> str | None:
-    """The best group of a suite in one sentence, with what speaks for its lead over the baseline."""
+def finding(name: str, found: Sequence[Standing], question: Question) -> str | None:
+    """The best group on what is called `name` in one sentence, with what speaks for its lead over the baseline."""
     scored = [row for row in found if row.score is not None]
     if not scored:
         return None
     best = max(scored, key=lambda row: row.score.value)  # type: ignore[union-attr]
     score = Column("", "percent").show(best.score)
     if len(scored) == 1:
-        return f"On {title(suite)}, {one_line(best.group.name)} alone has results: {question.metric.name} {score} %."
-    text = f"On {title(suite)}, {one_line(best.group.name)} has the highest {question.metric.name}: {score} %"
+        return f"On {name}, {one_line(best.group.name)} alone has results: {question.metric.name} {score} %."
+    text = f"On {name}, {one_line(best.group.name)} has the highest {question.metric.name}: {score} %"
     if best.group is question.baseline:
         behind = [one_line(row.group.name) for row in scored if row.adjusted_p is not None and row.adjusted_p < LEVEL]
         lead = f"ahead of {', '.join(behind)} beyond chance" if behind else "ahead of no other group beyond chance"
@@ -83,7 +83,7 @@ def _evaluated_differently(results: Sequence[Result]) -> str:
 def _incomparable(row: Standing, found: Sequence[Standing], question: Question) -> str | None:
     if row.score is None:
         least = min(result.samples for result in row.results)
-        return f"{row.group.name} has {least} samples a problem, too few for {question.metric.name}"
+        return f"{row.group.name} has {least} sample{'s' if least > 1 else ''} a problem, too few for {question.metric.name}"
     if row.recovery is not None and row.recovery.note:
         return f"{row.group.name} has no recovery: {row.recovery.note}"
     if row.group is question.baseline or row.group.name == TEACHER:
@@ -95,4 +95,5 @@ def _incomparable(row: Standing, found: Sequence[Standing], question: Question) 
         return f"{row.group.name} and {question.baseline.name} share no problem, so they are not compared"
     if row.shared == row.num_problems == theirs:
         return None
-    return f"{row.group.name} and {question.baseline.name} share {row.shared} problems; the difference is taken on these"
+    share = f"share {row.shared} problem{'s' if row.shared > 1 else ''}"
+    return f"{row.group.name} and {question.baseline.name} {share}; the difference is taken on these"

@@ -4,10 +4,12 @@ A run that still goes on or was killed is read as far as it got. Only JSON and Y
 """
 
 import json
+import math
+import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 
 from opd.errors import UserError
 from opd.recipes import read_recipe
-from opd.report.results import HELDOUT, Result, parse_result
+from opd.report.results import HELDOUT, HELDOUT_AGAIN, Result, parse_result
 
 CONTENT_BYTES = 4096  # at the head of a JSON file: enough to see whether it is a result
 
@@ -145,15 +147,24 @@ def load(path: Path) -> Run:
         return Run(path, {}, {}, {result.suite: {_step(result): result} for result in found}, finished=True)
     settings = flatten(read_recipe(path / "config.yaml"))
     results: dict[str, dict[int, Result]] = {}
-    for file in [*path.glob("eval/step-*.json"), *path.glob("eval/step-*/*.json")]:
-        folder = file.parent.name if file.parent.name.startswith("step-") else file.stem
-        suite = HELDOUT if folder == file.stem else file.stem
-        result = _result(file, suite)
-        results.setdefault(suite, {})[int(folder.removeprefix("step-"))] = result
+    trained = {step: _result(file, HELDOUT) for step, file in _by_step(path.glob("eval/step-*.json"))}
+    if trained:
+        results[HELDOUT] = trained
+    for step, folder in _by_step(path.glob("eval/step-*/")):
+        for file in sorted(folder.glob("*.json")):
+            # An evaluation of its own, perhaps with other settings: it does not take the place of one while training.
+            suite = HELDOUT_AGAIN if trained and file.stem == HELDOUT else file.stem
+            results.setdefault(suite, {})[step] = _result(file, suite)
     metrics = _metrics(path / "metrics.jsonl")
     summary = _json(path / "summary.json") if (path / "summary.json").is_file() else None
     finished = summary is not None and summary.get("steps") == settings.get("steps", summary.get("steps"))
     return Run(path, settings, metrics, results, finished)
+
+
+def _by_step(paths: Iterable[Path]) -> list[tuple[int, Path]]:
+    """(N, path) of `step-N` and `step-N.json`."""
+    found = [(re.fullmatch(r"step-(\d+)(?:\.json)?", path.name), path) for path in paths]
+    return sorted((int(name[1]), path) for name, path in found if name)
 
 
 def _step(result: Result) -> int:
@@ -169,13 +180,16 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _metrics(path: Path) -> dict[str, np.ndarray]:
-    """Columns of metrics.jsonl, NaN where a line lacks a figure. The last line may have been cut short by a kill."""
+    """Columns of metrics.jsonl, NaN where a line lacks a figure or it is not finite.
+
+    The last line may have been cut short by a kill.
+    """
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-            rows.append({"step": row["step"], **row})
+            rows.append({**row, "step": operator.index(row["step"])})
         except (ValueError, KeyError, TypeError):
             if number < len(lines):
                 raise UserError(f"{path}: line {number} is damaged; mend it, or leave this run out") from None
@@ -185,18 +199,23 @@ def _metrics(path: Path) -> dict[str, np.ndarray]:
 
 
 def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else float("nan")
 
 
 def _result(path: Path, suite: str | None = None) -> Result:
+    raw = _json(path)
     try:
-        return parse_result(_json(path), suite or path.stem)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: no result of an evaluation ({error!r} is missing); leave it out") from None
+        return parse_result(raw, suite or path.stem)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        why = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise UserError(f"{path}: no result of an evaluation ({why}); leave it out") from None
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+        return found
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: damaged or not readable ({error}); restore it, or leave this run out") from None

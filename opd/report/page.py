@@ -10,11 +10,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from opd.report.contents import Contents
+from opd.report.contents import MEAN, Contents
 from opd.report.curves import AXES, DIVERGENCES, Panel, samples_of
 from opd.report.figures import Drawing
 from opd.report.inline import inline, swatch
-from opd.report.results import HELDOUT, title
+from opd.report.results import HELDOUT, HELDOUT_AGAIN, title
 from opd.report.rollouts import Gallery
 from opd.report.style import NUM_STYLES, VARIABLES, style
 from opd.report.tables import Column, Table
@@ -42,6 +42,7 @@ def render(
         marks=[_mark(place) for place in range(len(names))],
         id_of=lambda table: hashlib.sha256(table.name.encode()).hexdigest()[:8],
         sections=[_section(number, suite, found, tables, scores) for number, suite in enumerate(found.scores)],
+        mean=tables.get(MEAN),
         cost=tables.get("cost"),
         settings=tables.get("settings"),
         runs=tables["runs"],
@@ -88,7 +89,7 @@ def _section(
     both = {"scores": tables[f"{suite}-scores"], "verdicts": tables[f"{suite}-verdicts"]}
     return {
         "id": f"suite-{number}",
-        "title": _capitalised(title(suite)) if suite == HELDOUT else suite,
+        "title": _capitalised(title(suite)) if suite in (HELDOUT, HELDOUT_AGAIN) else suite,
         "figure": figure,
         **both,
     }

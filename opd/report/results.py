@@ -1,5 +1,7 @@
 """Results of evaluations: a suite's figures, and its problem x sample matrix by the problems' digests."""
 
+import math
+import operator
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from opd.errors import UserError
-from opd.eval.statistics import avg_at_k, maj_at_k, pass_at_k
+from opd.eval.at_k import avg_at_k, maj_at_k, pass_at_k
 
 HELDOUT = "heldout"  # the suite of evaluations while training
+HELDOUT_AGAIN = "heldout (opd eval)"  # the same problems, evaluated anew with a run's checkpoint
 VERDICTS = {
     "correct": "correct",
     "wrong": "wrong",
@@ -24,7 +27,7 @@ VERDICTS = {
 
 def title(suite: str) -> str:
     """A suite as a reader knows it."""
-    return "held-out problems" if suite == HELDOUT else suite
+    return {HELDOUT: "held-out problems", HELDOUT_AGAIN: "held-out problems (opd eval)"}.get(suite, suite)
 
 
 @dataclass(frozen=True, eq=False)  # known by identity
@@ -48,8 +51,13 @@ class Result:
 
 
 def parse_result(raw: Mapping[str, Any], suite: str) -> Result:
-    """A result as it was written. Raises KeyError or TypeError for something else."""
+    """A result as it was written. Raises KeyError, TypeError, AttributeError or ValueError for something else."""
     rows, seen = raw["rows"], Counter()
+    if not rows or not all(row["verdicts"] for row in rows):
+        raise ValueError("no problems, or one without verdicts")
+    if any(len(row["verdicts"]) != len(row.get("classes", row["verdicts"])) for row in rows):
+        raise ValueError("'verdicts' and 'classes' of a problem differ in number")
+    step = raw.get("step")
     keys = []
     for row in rows:
         key = row.get("key", row["id"])  # runs of earlier versions wrote no digests
@@ -58,9 +66,9 @@ def parse_result(raw: Mapping[str, Any], suite: str) -> Result:
     return Result(
         suite=str(raw.get("suite", suite)),
         model=str(raw.get("model", "")),
-        step=raw.get("step"),
-        settings=raw.get("settings") or {},
-        figures={name: value for name, value in raw.items() if isinstance(value, int | float)},
+        step=None if step is None else operator.index(step),
+        settings=dict(raw.get("settings") or {}),
+        figures={name: value for name, value in raw.items() if isinstance(value, int | float) and math.isfinite(value)},
         notes=[str(note) for note in raw.get("notes") or ()],
         keys=keys,
         correct=[[verdict == "correct" for verdict in row["verdicts"]] for row in rows],

@@ -1,4 +1,8 @@
-"""Sample rollouts of the same prompt from several groups, token by token with the advantage that each was taught by."""
+"""Sample rollouts of the same prompt from several groups, each token with the teacher's log-prob less the student's.
+
+That difference says where the two disagree, whatever the loss; for sampled reverse KL it is the token's advantage, and so
+the rows call it. Runs without comparable log-probs (say, with truncated sampling) write none: their tokens have no colours.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -24,7 +28,10 @@ Key = tuple[str, int]  # of a rollout: the prompt's id and its slot in the batch
 
 @dataclass(frozen=True)
 class Token:
-    """`level` -4..4: the advantage (nats) in steps of a quarter of the scale; None where none was written down."""
+    """`advantage`: the teacher's log-prob less the student's, in nats; None where none was written down.
+
+    `level` -4..4 is the same in steps of a quarter of the scale.
+    """
 
     text: str
     advantage: float | None
@@ -112,17 +119,18 @@ def _rows(path: Path) -> list[dict[str, Any]]:
             rows.append(json.loads(line))
         except ValueError:
             continue  # cut short by a kill, or the end of the file
-    return [row for row in rows if isinstance(row, dict) and "id" in row]
+    return [row for row in rows if isinstance(row, dict) and "id" in row and "prompt" in row]
 
 
 def _scale(rows: Sequence[Mapping[str, Any]]) -> float:
     """Near the largest advantages of the median rollout, to one digit: one group that went astray does not hide the rest."""
-    largest = [np.quantile(np.abs(advantages), 0.98) for row in rows if (advantages := _advantages(row))]
+    sizes = [[abs(value) for value in _advantages(row) if value is not None] for row in rows]
+    largest = [np.quantile(found, 0.98) for found in sizes if found]
     return max(0.1, float(f"{np.median(largest):.1g}")) if largest else 1.0
 
 
-def _advantages(row: Mapping[str, Any]) -> Sequence[float]:
-    return [value if value is not None and np.isfinite(value) else 0.0 for value in row.get("advantages") or ()]
+def _advantages(row: Mapping[str, Any]) -> list[float | None]:
+    return [value if value is not None and np.isfinite(value) else None for value in row.get("advantages") or ()]
 
 
 def _completion(group: Group, run: Run, row: Mapping[str, Any], scale: float) -> Completion:

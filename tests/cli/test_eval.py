@@ -84,6 +84,7 @@ def test_protocol_fills_what_is_left_open(opd_eval):
     assert (settings["samples"], settings["temperature"], settings["top_p"], settings["top_k"]) == (2, 0.6, 0.95, 20)
     assert settings["chat_template_kwargs"] == {"enable_thinking": False}
     assert "2609.11699" in results["notes"][0]
+    assert results["notes"][0].endswith("NOT as there: max_new_tokens 4, not 32768, samples 2, not 8")
 
 
 def test_several_suites_from_a_folder(monkeypatch, capsys, tmp_path, model_folder):
@@ -97,6 +98,8 @@ def test_several_suites_from_a_folder(monkeypatch, capsys, tmp_path, model_folde
     assert not end.value.code
     results = [json.loads((tmp_path / "out" / f"{name}.json").read_text()) for name in ("gsm8k", "aime24")]
     assert [result["num_problems"] for result in results] == [2, 2]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["suite"], line["accuracy"]) for line in lines] == [(r["suite"], r["accuracy"]) for r in results]
     assert [row["key"] for row in results[0]["rows"]] == [row["key"] for row in results[1]["rows"]]
 
 
@@ -125,17 +128,21 @@ def test_a_killed_evaluation_resumes_to_the_same_result(tmp_path, model_folder):
 @pytest.mark.parametrize(
     ("rows", "arguments", "expected"),
     [
-        (ROWS, ["--answer", "gold"], "--answer: a problem of data has no answer"),
+        (ROWS, ["--answer", "gold"], "--answer: line 1 of data has no answer"),
+        ([*ROWS, {"problem": "g", "answer": {"value": 1}}], [], "--answer: line 4 of data has no answer"),
+        ([*ROWS, {"problem": "g", "answer": []}], [], "--answer: line 4 of data has no answer"),
         (ROWS, ["--samples", "2", "--temperature", "0"], "--samples above 1"),
         (ROWS, ["--reward", "nowhere.py:f"], "nowhere.py"),
         ([], [], "holds no prompts"),
         ([{"question": "abc"}], [], "no column 'problem'"),
+        ([{"problem": "\ud800", "answer": "1"}], [], "line 1 of"),
         ([{"problem": "a" * 600, "answer": "1"}], [], "longer than the context"),
         (ROWS, ["--suite", "gsm8k"], "--suite and --data exclude each other"),
         (ROWS, ["--protocol", "ns"], "did you mean 'nsd'"),
         (ROWS, ["--sampler", "vllm"], "--sampler vllm needs --url"),
         (ROWS, ["--resume", "--overwrite"], "exclude each other"),
         (ROWS, ["--template", "no place"], "{prompt}"),
+        (ROWS, ["--checkpoint", "best"], "--checkpoint:"),
     ],
 )
 def test_bad_input(opd_eval, rows, arguments, expected):

@@ -1,6 +1,8 @@
 """`opd grade` on small files."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ ROWS = [
     {"response": "No idea: 5", "answer": "5"},
     {"response": r"\boxed{x^{x^{9^{9^9}}}}", "answer": "9^{9^{9^{9}}} + x"},
     {"response": "\\boxed{\ud800}", "answer": "5"},
+    {"response": "\\boxed{x + \ud800\0}", "answer": "\ud800 x\0"},
 ]
 GRADED = [
     {"id": "a", "verdict": "correct", "extracted": r"\frac{1}{2}"},
@@ -23,6 +26,7 @@ GRADED = [
     {"verdict": "no_answer", "extracted": None},
     {"verdict": "timeout", "extracted": r"x^{x^{9^{9^9}}}"},
     {"verdict": "wrong", "extracted": "\ud800"},
+    {"verdict": "wrong", "extracted": "x + \ud800\0"},
 ]
 
 
@@ -46,9 +50,9 @@ def test_lines_on_stdout_and_a_summary_on_stderr(opd_grade):
     assert code == 0
     assert [json.loads(line) for line in out] == GRADED
     summary = json.loads(err[-1])
-    assert summary["rows"] == 6
+    assert summary["rows"] == 7
     assert {name: summary[name] for name in ("correct", "wrong", "no_answer", "truncated", "timeout")} == {
-        "correct": 2, "wrong": 1, "no_answer": 1, "truncated": 1, "timeout": 1,
+        "correct": 2, "wrong": 2, "no_answer": 1, "truncated": 1, "timeout": 1,
     }  # fmt: skip
 
 
@@ -76,7 +80,7 @@ def test_a_verifier_of_ones_own(opd_grade, tmp_path):
 @pytest.mark.parametrize(
     ("rows", "arguments", "expected"),
     [
-        ([*ROWS, {"response": 3}], [], "line 7 of"),
+        ([*ROWS, {"response": 3}], [], "line 8 of"),
         ([{"response": "a"}], [], "no 'answer'"),
         (ROWS, ["--response", "output"], "has no 'output'"),
         (ROWS, ["--reward", "nowhere.py:f"], "nowhere.py"),
@@ -98,3 +102,44 @@ def test_a_missing_file(monkeypatch, capsys):
         main()
     assert end.value.code == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from opd.cli import main; main()", "grade", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, **options)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_rows_from_a_pipe(name: str):
+    done = run(name, input=json.dumps(ROWS[0]), stdout=subprocess.PIPE)
+    assert done.returncode == 0
+    assert json.loads(done.stdout) == GRADED[0]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--out", "/dev/full")])
+def test_a_full_output_is_one_line(tmp_path, arguments: tuple[str, ...]):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
+    with Path("/dev/full").open("w") as full:
+        done = run(str(tmp_path / "rows.jsonl"), *arguments, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_closed_output_is_one_line(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]))
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = run(str(tmp_path / "rows.jsonl"), stdout=writing)
+    os.close(writing)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_output_that_would_replace_something(opd_grade, tmp_path):
+    code, out, err = opd_grade(ROWS[:1], "--out", str(tmp_path / "rows.jsonl"))
+    assert (code, out, len(err)) == (2, [], 1)
+    assert json.loads((tmp_path / "rows.jsonl").read_text()) == ROWS[0]
+    code, out, err = opd_grade(ROWS[:1], "--out", ".")
+    assert (code, out, len(err)) == (2, [], 1)
+    assert "is a folder" in err[0]

@@ -1,5 +1,6 @@
 """One and two processes give the same loss and gradient norm at each step."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,14 @@ from omegaconf import OmegaConf
     ids=["full", "sampled-two-updates", "sampled-lookahead"],
 )
 def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):
+    """The best checkpoint included: all processes must see the same accuracies and decide alike."""
+    raw = raw_recipe(steps=4, **sections)
+    (tmp_path / "reward.py").write_text("def score(response, answer, row):\n    return len(response) % 2\n")
+    sampled = {"samples": 4, "temperature": 1.0, "reward": f"{tmp_path}/reward.py:score", "kl_prompts": 0}
+    chosen = {**raw["prompts"], "limit": 5}
+    raw["eval"] = {**raw["eval"], **sampled, "selection": chosen, "every": 1}
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw_recipe(steps=4, **sections))))
+    recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw)))
     for count in (1, 2):
         command = [sys.executable, "-m", "opd", "train", str(recipe), "--out", str(tmp_path / str(count))]
         done = subprocess.run([*command, "--processes", str(count)], capture_output=True, text=True)
@@ -30,6 +37,10 @@ def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):
         for name in ("loss", "grad_norm", "entropy"):
             assert b[name] == pytest.approx(a[name], rel=1e-5, abs=1e-6)
         assert a["sampled_tokens"] == b["sampled_tokens"]
+    summaries = [json.loads((tmp_path / count / "summary.json").read_text()) for count in ("1", "2")]
+    assert summaries[0]["selected"] == summaries[1]["selected"]
+    kept = [sorted(path.name for path in (tmp_path / count / "checkpoints").iterdir()) for count in ("1", "2")]
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

@@ -37,6 +37,14 @@ def test_objective_options_train_too(raw_recipe, tmp_path, options):
     assert summary["eval"]["after"]["reverse_kl"] < 0.8 * summary["eval"]["before"]["reverse_kl"]
 
 
+@pytest.mark.parametrize("changes", [{"sampling": {"top_p": 0.9}}, {"objective": {"temperature": 0.7}}])
+def test_no_advantages_where_student_and_teacher_cannot_be_compared(raw_recipe, tmp_path, changes):
+    changes = {name: {**raw_recipe().get(name, {}), **section} for name, section in changes.items()}
+    opd.train(build_config(raw_recipe(steps=1, eval={}, trackers={"rollouts_every": 1}, **changes)), tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rollouts" / "step-1.jsonl").read_text().splitlines()]
+    assert all("tokens" in row and "advantages" not in row for row in rows)
+
+
 def test_run_directory(raw_recipe, tmp_path):
     run = tmp_path / "run"
     summary = opd.train(build_config(raw_recipe()), run)

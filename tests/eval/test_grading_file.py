@@ -6,7 +6,7 @@ import pytest
 from opd.errors import UserError
 from opd.eval import grading_file
 from opd.eval.grading import Grade, Grader
-from opd.eval.grading_file import Columns, grade_file, read_items, summary
+from opd.eval.grading_file import Columns, grade_file, read_items, read_rows, summary
 
 
 def write(path: Path, *rows: object) -> Path:
@@ -23,7 +23,7 @@ def test_answers_may_be_text_numbers_or_lists(tmp_path: Path):
         {"response": "c", "answer": ["x", 5], "finish": "length"},
         {"response": "d", "answer": "5", "truncated": True},
     )
-    names, items = zip(*read_items(file, Columns()))
+    names, items = zip(*read_items(read_rows(file), Columns()))
     assert names == (7, None, None, None)
     assert [item.answer for item in items] == ["5", "5.5", ["x", "5"], "5"]
     assert [item.truncated for item in items] == [False, False, True, True]
@@ -31,7 +31,7 @@ def test_answers_may_be_text_numbers_or_lists(tmp_path: Path):
 
 def test_columns_have_other_names(tmp_path: Path):
     file = write(tmp_path / "rows.jsonl", {"output": "a", "gold": "5"})
-    assert next(read_items(file, Columns("output", "gold")))[1].answer == "5"
+    assert next(read_items(read_rows(file), Columns("output", "gold")))[1].answer == "5"
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_columns_have_other_names(tmp_path: Path):
 def test_a_bad_row_names_its_line(tmp_path: Path, row: object, message: str):
     file = write(tmp_path / "rows.jsonl", {"response": "a", "answer": "5"}, row)
     with pytest.raises(UserError, match=message):
-        list(read_items(file, Columns()))
+        list(read_items(read_rows(file), Columns()))
 
 
 def test_a_missing_file_is_a_user_error(tmp_path: Path):
     with pytest.raises(UserError, match="cannot be read"):
-        next(read_items(tmp_path / "none.jsonl", Columns()))
+        read_rows(tmp_path / "none.jsonl")
 
 
 def test_rows_keep_their_order_over_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grading_file, "CHUNK_ROWS", 3)
     rows = [{"id": i, "response": f"\\boxed{{{i % 4}}}", "answer": "1"} for i in range(10)]
     with Grader(num_workers=1) as grader:
-        lines = [line for line, _ in grade_file(write(tmp_path / "rows.jsonl", *rows), Columns(), grader)]
+        lines = [line for line, _ in grade_file(read_rows(write(tmp_path / "rows.jsonl", *rows)), Columns(), grader)]
     assert [line["id"] for line in lines] == list(range(10))
     assert [line["verdict"] for line in lines] == ["correct" if i % 4 == 1 else "wrong" for i in range(10)]
     assert lines[2] == {"id": 2, "verdict": "wrong", "extracted": "2"}

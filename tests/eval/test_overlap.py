@@ -39,14 +39,48 @@ def test_thirteen_words_overlap_and_twelve_do_not():
 
 def test_short_problems_overlap_only_as_a_whole():
     problems = [("a", "Compute $\\sin 60^\\circ$."), ("b", "Compute $\\cos 60^\\circ$."), ("c", "$$")]
-    assert ids(["Please compute \\sin 60^{\\circ} for me", "Compute"], problems) == ["a"]
+    assert ids(["Please compute \\(\\sin 60^{\\circ}\\) for me", "Compute"], problems) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "same"),
+    [
+        ("12 + 7 =", True),
+        ("What is $12+7=$?", True),
+        ("12 - 7 =", False),
+        ("12 7", False),
+        ("12 + 71 =", False),
+        ("1.12 + 7 =", True),  # all of it occurs
+        ("12 + 7.5 =", False),
+    ],
+)
+def test_the_signs_of_short_problems_count(prompt, same):
+    found = overlap([prompt], [("a", "12+7=")])
+    assert (found["num_overlapping"], found["num_copies"]) == (same, same)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("Find 5!", "Find 5."), ("Find 2^{3+4}", "Find 2^3+4"), ("Find 1.5", "Find 15"), ("3 ≤ x", "3 < x")]
+)
+def test_short_problems_that_differ_in_signs_alone_are_no_copies(one, other):
+    assert ids([other], [("a", one)]) == []
+    assert ids([f"Now: {one}"], [("a", one)]) == ["a"]
+
+
+def test_a_copied_problem_counts_however_many_prompts_hold_it():
+    """Augmented sets have dozens of variants of one problem."""
+    for number in (1, 10, 11, 50):
+        found = overlap([f"Variant {i} of it. {PROBLEM} Say it in {i} words." for i in range(number)], [("a", PROBLEM)])
+        assert (found["num_overlapping"], found["num_copies"]) == (1, 1)
+        assert found["examples"][0]["copied"] == 1.0
 
 
 def test_common_phrases_and_repeated_prompts():
     instruction = "Reason step by step and put the final answer of the problem into a box at the end. "
     training = [f"{instruction} What is {i} plus {i * i}?" for i in range(11)]
-    assert ids(training, [("a", instruction + "What is the meaning of life?")]) == []
-    assert ids(training[:10], [("a", instruction + "What is the meaning of life?")]) == ["a"]
+    problem = instruction + "What is the meaning of life, and how many of the answers that were given to it are right?"
+    assert ids(training, [("a", problem)]) == []
+    assert ids(training[:10], [("a", problem)]) == ["a"]
     assert ids([PROBLEM] * 50, [("a", PROBLEM)]) == ["a"]  # one prompt, however often it is repeated
 
 

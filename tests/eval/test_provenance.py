@@ -1,5 +1,6 @@
 """What a checkpoint's run has to do with the problems it is evaluated on."""
 
+import dataclasses
 import json
 
 import pytest
@@ -32,7 +33,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(model_folder, tmp_path_factory, data):
-    """A run of four steps that scores each step's selection by how far it has come: step 2 is best."""
+    """A run of four steps whose verifier likes some steps' answers more than others'."""
     reward = data / "reward.py"
     reward.write_text("def score(response, answer, row):\n    return len(response) % 2\n")
     problems = {
@@ -75,6 +76,14 @@ def problems(path):
     return load_prompts(DatasetConfig(str(path), columns=Columns("problem")), "data")
 
 
+def test_a_checkpoint_is_found_however_its_path_is_written(run, monkeypatch):
+    monkeypatch.chdir(run / "checkpoints")
+    for name in ("step-4", "./step-4", "../checkpoints/step-4"):
+        assert checkpoint_of(name).run == run
+    monkeypatch.chdir(run)
+    assert checkpoint_of(".").path == run / "checkpoints" / "step-4"
+
+
 def test_the_best_on_the_selection_set_is_kept(run):
     rows = [json.loads((run / "eval" / f"step-{step}.json").read_text()) for step in range(1, 5)]
     accuracies = [row["selection_accuracy"] for row in rows]
@@ -112,7 +121,7 @@ def test_an_earlier_checkpoint_on_held_out_problems_is_warned_of(run, data):
 
 
 def test_overlap_with_the_training_prompts(run, data):
-    config = checkpoint_of(run).config
+    config, before = checkpoint_of(run).config, (data / "train.jsonl").read_text()
     clean = training_overlap(config, problems(data / "reported.jsonl"))
     assert clean is not None
     assert clean["num_overlapping"] == 0
@@ -126,6 +135,7 @@ def test_overlap_with_the_training_prompts(run, data):
     ]
     (data / "train.jsonl").unlink()
     assert training_overlap(config, problems(data / "leaked.jsonl")) is None
+    (data / "train.jsonl").write_text(before)
 
 
 def test_evaluations_while_training_carry_overlap_and_notes(run):
@@ -135,11 +145,31 @@ def test_evaluations_while_training_carry_overlap_and_notes(run):
     assert result["suite"] == "heldout"
 
 
-def test_selection_without_held_out_problems_is_refused(data):
-    from opd.config import load_config
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [("eval.prompts=null", "eval.selection needs eval.prompts"), ("eval.every=0", "eval.selection needs eval.every")],
+)
+def test_a_selection_that_cannot_work_is_refused(data, override, expected):
+    with pytest.raises(UserError, match=expected):
+        opd.load_config("quickstart", [override, f"eval.selection.path={data / 'chosen.jsonl'}"])
 
-    with pytest.raises(UserError, match=r"eval.selection needs eval.prompts"):
-        load_config("quickstart", ["eval.prompts=null", f"eval.selection.path={data / 'chosen.jsonl'}"])
+
+def test_resuming_with_another_selection_set_is_refused(run, data):
+    config = checkpoint_of(run).config
+    assert config.eval.selection is not None
+    other = dataclasses.replace(config.eval.selection, path=str(data / "reported.jsonl"))
+    changed = dataclasses.replace(config, eval=dataclasses.replace(config.eval, selection=other))
+    with pytest.raises(UserError, match=r"eval.selection.path: the run in"):
+        opd.train(changed, run, resume=True)
+
+
+def test_choosing_on_the_reported_problems_is_said_in_every_evaluation(run, data, tmp_path):
+    config = checkpoint_of(run).config
+    evaluation = dataclasses.replace(config.eval, selection=config.eval.prompts)
+    opd.train(dataclasses.replace(config, steps=1, eval=evaluation), tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "eval" / "step-1.json").read_text())
+    assert result["notes"][0].startswith("WARNING: eval.selection shares 2 problems with eval.prompts")
+    assert result["notes"][0].partition(":")[2].strip() in (tmp_path / "run/checkpoints/step-1/README.md").read_text()
 
 
 def test_the_model_card_tells_the_results(run, data, monkeypatch):

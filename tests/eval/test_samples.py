@@ -40,6 +40,11 @@ def test_only_whole_blocks_are_kept(path):
     assert len(path.read_text().splitlines()) == 3  # what is sampled again is gone from the file
 
 
+def test_a_single_block_is_kept_whole_or_not_at_all(path):
+    begin(path, 3)
+    assert SampleFile(path, HEADER, resume=True).blocks(PAIRS, 64) == [PAIRS]
+
+
 def test_without_blocks_every_completion_is_kept(path):
     begin(path, 3)
     file = SampleFile(path, HEADER, resume=True)
@@ -57,6 +62,32 @@ def test_a_torn_line_is_dropped(path, cut):
     begin(path, 4)
     path.write_bytes(path.read_bytes()[:-cut])
     assert SampleFile(path, HEADER, resume=True).blocks(PAIRS, 2) == [PAIRS[2:4], PAIRS[4:]]
+
+
+def test_a_line_torn_inside_a_letter_is_dropped(path):
+    begin(path, 2)
+    content = path.read_bytes()
+    path.write_bytes(content[: content.rindex("é".encode()) + 1])
+    assert SampleFile(path, HEADER, resume=True).blocks(PAIRS, None) == [PAIRS[1:]]
+
+
+def test_what_is_no_file_of_samples_is_refused(path):
+    path.write_text('["another", "file"]\n')
+    with pytest.raises(UserError, match="is no file of samples"):
+        SampleFile(path, HEADER, resume=True)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        SampleFile(path, HEADER, resume=True)
+
+
+def test_samples_of_no_problem_are_left_out(path):
+    begin(path, 1)
+    with path.open("a") as file:
+        file.write(json.dumps({**vars(sampled((9, 0)))}) + "\n")
+    file = SampleFile(path, HEADER, resume=True)
+    file.blocks(PAIRS, None)
+    assert list(file.done) == PAIRS[:1]
 
 
 def test_a_torn_header_begins_anew(path):

@@ -54,6 +54,17 @@ def test_a_verifier_decides(file: Path):
             grader.grade_many([Item("odd", "yes")])
 
 
+def test_a_verifier_of_extracted_answers_has_no_answer_to_judge(file: Path):
+    file.write_text(SOURCE + "\njudge.judges_extracted = True\n")
+    with Grader(limit_s=1, num_workers=1, verifier=f"{file}:judge") as grader:
+        items = [Item("low", "yes"), Item("low", "yes", truncated=True), Item(r"\boxed{5}", "yes", prompt={"level": 3})]
+        assert grader.grade_many(items) == [
+            Grade("no_answer", None, -1.0),
+            Grade("truncated", None, -1.0),
+            Grade("wrong", "5", 0.0),
+        ]
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -21,7 +21,6 @@ from opd.errors import UserError
 from opd.models import load_causal_lm, output_head
 from opd.processes import die_with_parent
 from opd.records import Prompt, SampleRequest, Sampling, Turn
-from opd.students.drawing import penalise
 from opd.students.hf_sampler import HFSampler
 from opd.students.vllm_sampler import VLLMSampler
 from opd.tokenization import eos_ids, load_tokenizer, render
@@ -152,8 +151,9 @@ def expected_logps(student, turn: Turn, sampling: Sampling) -> np.ndarray:
     ids = torch.cat([torch.from_numpy(turn.context_ids).long(), sampled])
     with torch.no_grad():
         logits = student(ids[None]).logits[0, -n - 1 : -1].double()
-    before = torch.where(torch.arange(n)[None] < torch.arange(n)[:, None], sampled[None].expand(n, n), -1)
-    logits = penalise(logits, before, sampling.presence_penalty) / sampling.temperature
+    for place in range(n):
+        logits[place, sampled[:place].unique()] -= sampling.presence_penalty
+    logits /= sampling.temperature
     if sampling.top_k:
         logits[logits < logits.topk(sampling.top_k).values[:, -1:]] = -torch.inf
     values, order = logits.sort(descending=True)

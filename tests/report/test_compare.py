@@ -67,6 +67,44 @@ def test_the_finding_names_the_best_and_what_speaks_for_it(sweep):
     assert "it is the baseline" in compare([sweep], Options(baseline="strong")).findings[0]
 
 
+def test_the_mean_of_the_suites_and_its_place_among_the_comparisons(tmp_path):
+    for name, level in (("a", 0.3), ("b", 0.8)):
+        write_run(tmp_path / name, steps=4, every=2, level=level, suites={"gsm8k": 4, "math500": 4})
+    teacher = write_results(tmp_path / "teacher", {"heldout": 0.97, "gsm8k": 0.9, "math500": 0.9}, problems=40, samples=4)
+    found = compare([tmp_path / "a", tmp_path / "b"], Options(teacher=teacher))
+    mean = table(found, "mean-of-suites")
+    rows = {row[0]: row for row in mean.rows}
+    assert list(rows) == ["a", "b", "(teacher)"]
+    for name, value in rows.items():
+        alone = [
+            {row[0]: row[1] for row in table(found, f"{suite}-scores").rows}[name].value for suite in ("gsm8k", "math500")
+        ]
+        assert value[1].value == pytest.approx(sum(alone) / 2)
+        assert value[1].low < value[1].value < value[1].high
+        assert value[-2:] == [2, 80]
+    assert "gsm8k, math500" in mean.note
+    assert "for all 4 comparisons of this report" in mean.note  # held-out problems, two suites, their mean
+    assert "for all 4 comparisons of this report" in table(found, "gsm8k-scores").note
+    assert rows["b"][3] is not None
+    assert any(line.startswith("On the mean of 2 suites, b has the highest accuracy") for line in found.findings)
+    assert 'id="mean"' in write_page(found, tmp_path / "out").read_text()
+    one = compare([tmp_path / "a", tmp_path / "b"], Options(suites=["gsm8k"]))
+    assert "mean-of-suites" not in [each.name for each in one.tables]
+
+
+def test_two_equal_groups_are_never_apart(tmp_path):
+    """Nothing solved by anyone: no seed and no problem differs, and that is no certainty."""
+    for name in ("a", "b"):
+        for seed in range(2):
+            path = write_results(tmp_path / name / f"seed-{seed}", {"aime24": 0.5}, problems=30) / "aime24.json"
+            raw = json.loads(path.read_text())
+            rows = [{**row, "verdicts": ["wrong"], "classes": [None]} for row in raw["rows"]]
+            path.write_text(json.dumps({**raw, "accuracy": 0.0, "rows": rows}))
+    found = compare([tmp_path], Options())
+    assert cells(found, "aime24-scores", "p (Holm)")["b"] == "1.000"
+    assert "ahead of no other group beyond chance" in found.findings[0]
+
+
 def test_notes_of_results_are_shown_once_with_who_has_them(sweep, tmp_path):
     shutil.copytree(sweep, tmp_path / "copy")
     for seed in (0, 1):
@@ -123,7 +161,7 @@ def test_another_metric_leaves_out_what_has_too_few_samples(sweep):
     found = compare([sweep], Options(metric="pass@4"))
     assert cells(found, "heldout-scores", "pass@4") == {"strong": "–", "weak": "–"}
     assert cells(found, "gsm8k-scores", "pass@4")["strong"] != "–"
-    assert any("has 1 samples a problem, too few for pass@4" in note for note in found.notes)
+    assert any("has 1 sample a problem, too few for pass@4" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +246,7 @@ def test_the_page_shows_tokens_by_their_advantage(page):
     text = page.read_text()
     assert re.search(r'<span class="m4"> \w+</span>', text)
     assert re.search(r'<span class="l4"> \w+</span>', text)
-    assert "Largest advantages" in text
+    assert "Largest differences" in text
 
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path):

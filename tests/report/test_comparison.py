@@ -5,7 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from opd.report.comparison import Question, costs, differing_settings, goal_results, standings
+from opd.eval.statistics import interval_of_suites, paired_suites
+from opd.report.comparison import (
+    Question,
+    adjusted,
+    costs,
+    differing_settings,
+    goal_results,
+    mean_standings,
+    standings,
+    suites_of_all,
+)
 from opd.report.loading import Group, Run
 from opd.report.results import Result, parse_metric, parse_result
 
@@ -39,18 +49,64 @@ def test_the_last_evaluation_counts_and_differences_are_taken_against_the_baseli
     assert second.difference is not None
     assert second.difference.value == 0.5
     assert (second.num_problems, second.shared) == (20, 20)
-    assert second.adjusted_p is not None
-    assert second.adjusted_p < 0.001
+    assert second.difference.p < 0.001
 
 
 def test_p_values_are_adjusted_for_the_number_of_comparisons():
     rng = np.random.default_rng(0)
     scores = [{key: int(count) for key, count in zip(problems(0), rng.integers(0, 5, 20))} for _ in range(4)]
     groups = [group(str(place), {1: result(score, 1)}) for place, score in enumerate(scores)]
-    alone = [standings([groups[0], other], "s", Question(ACCURACY, groups[0]))[1].adjusted_p for other in groups[1:]]
-    together = [row.adjusted_p for row in standings(groups, "s", Question(ACCURACY, groups[0]))[1:]]
-    smallest = min(value for value in alone if value is not None)
-    assert together[alone.index(smallest)] == pytest.approx(min(1.0, 3 * smallest))
+    rows = standings(groups, "s", Question(ACCURACY, groups[0]))
+    assert [row.adjusted_p for row in rows] == [None] * 4
+    (together,) = adjusted([rows])
+    alone = [row.difference.p for row in rows if row.difference is not None]
+    best = alone.index(min(alone))
+    assert together[0].adjusted_p is None
+    assert together[1 + best].adjusted_p == pytest.approx(min(1.0, 3 * min(alone)))
+    both = adjusted([rows, rows[:1], rows])  # as for two suites
+    assert both[0][1 + best].adjusted_p == both[2][1 + best].adjusted_p == pytest.approx(min(1.0, 6 * min(alone)))
+
+
+def on_suites(name: str, *runs: dict[str, Result]) -> Group:
+    """Suite -> the final result, a run."""
+    return Group(name, [Run(Path(name), {}, {}, {suite: {9: last} for suite, last in run.items()}, True) for run in runs])
+
+
+def test_the_mean_of_suites_weighs_them_alike():
+    small, large = {**problems(4, 5), **problems(2, 5, first=5)}, {**problems(1, 40), **problems(0, 40, first=40)}
+    more = {**problems(2, 40), **problems(1, 40, first=40)}
+    low = on_suites("low", {"a": result(small), "b": result(large)})
+    high = on_suites("high", {"a": result(small), "b": result(more), "only here": result(small)})
+    groups, question = [low, high], Question(ACCURACY, low)
+    scores = {suite: standings(groups, suite, question) for suite in ("a", "b", "only here")}
+    assert suites_of_all(scores) == ["a", "b"]
+    first, second = mean_standings(groups, ["a", "b"], question)
+    assert first.score is not None
+    assert first.score.value == pytest.approx((0.75 + 0.125) / 2)
+    assert first.score == interval_of_suites([[[1] * 5 + [0.5] * 5], [[0.25] * 40 + [0] * 40]])
+    assert first.difference is None
+    assert second.difference is not None
+    assert second.difference.value == pytest.approx(0.125)
+    assert (second.num_problems, second.shared) == (90, 90)
+    alike, before, after = [1] * 5 + [0.5] * 5, [0.25] * 40 + [0] * 40, [0.5] * 40 + [0.25] * 40
+    assert second.difference == paired_suites([(alike, alike), (before, after)])
+
+
+def test_held_out_problems_are_no_suite_of_the_mean():
+    both = on_suites(
+        "both", {"heldout": result(problems(1)), "heldout (opd eval)": result(problems(1)), "a": result(problems(1))}
+    )
+    scores = {suite: standings([both], suite, Question(ACCURACY, both)) for suite in both.runs[0].results}
+    assert suites_of_all(scores) == ["a"]
+    assert suites_of_all({}) == []
+
+
+def test_runs_that_lack_a_suite_are_left_out_of_the_mean():
+    whole, part = {"a": result(problems(4)), "b": result(problems(2))}, {"a": result(problems(0))}
+    group, other = on_suites("group", whole, part), on_suites("other", part)
+    (row,) = mean_standings([group, other], ["a", "b"], Question(ACCURACY, other))
+    assert row.score is not None
+    assert (row.group, row.score.value, row.difference) == (group, 0.75, None)
 
 
 def test_problems_that_only_one_has_are_left_out_of_the_difference():

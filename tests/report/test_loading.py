@@ -84,9 +84,30 @@ def test_results_of_opd_eval_are_runs_without_training(tmp_path):
     assert np.isnan(run.spent("sampled_tokens", [1])).all()
 
 
+def test_evaluating_held_out_problems_anew_replaces_nothing(tmp_path):
+    run = write_run(tmp_path / "run", steps=4, every=2, problems=20)
+    before = load(run).last("heldout")
+    write_results(run / "eval" / "step-4", {"heldout": 0.9}, problems=20, samples=4)
+    loaded = load(run)
+    again = loaded.last("heldout (opd eval)")
+    assert before is not None
+    assert again is not None
+    assert loaded.results["heldout"][4].correct == before.correct
+    assert (again.samples, sorted(loaded.results["heldout (opd eval)"])) == (4, [4])
+    for path in (run / "eval").glob("step-*.json"):
+        path.unlink()
+    assert set(load(run).results) == {"heldout"}  # a run that was not evaluated while training
+
+
+def test_other_files_among_evaluations_are_left_alone(tmp_path):
+    run = write_run(tmp_path / "run", steps=4, every=2)
+    (run / "eval" / "step-best.json").write_text("{}")
+    assert sorted(load(run).results["heldout"]) == [0, 2, 4]
+
+
 def test_lines_of_metrics_may_lack_figures(tmp_path):
     run = write_run(tmp_path / "run", steps=2, every=1)
-    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "jsd": null}\n{"step": 2, "loss": NaN, "jsd": 0.5}\n')
+    (run / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "jsd": null}\n{"step": 2, "loss": Infinity, "jsd": 0.5}\n')
     metrics = load(run).metrics
     np.testing.assert_array_equal(metrics["loss"], [2.0, np.nan])
     np.testing.assert_array_equal(metrics["jsd"], [np.nan, 0.5])
@@ -108,7 +129,15 @@ def test_older_rows_without_digests_are_known_by_their_ids(tmp_path):
     ("damage", "message"),
     [
         ({"eval/step-2.json": "{"}, "step-2.json: damaged"),
-        ({"eval/step-2.json": "{}"}, "step-2.json: no result of an evaluation"),
+        ({"eval/step-2.json": "{}"}, "step-2.json: no result of an evaluation .'rows' is missing"),
+        ({"eval/step-2.json": "[1]"}, "step-2.json: damaged or not readable .no JSON object"),
+        ({"eval/step-2.json": '{"rows": [1]}'}, "step-2.json: no result of an evaluation"),
+        ({"summary.json": "[]"}, "summary.json: damaged"),
+        ({"eval/step-2.json": '{"rows": []}'}, "no result of an evaluation .no problems"),
+        ({"eval/step-2.json": '{"rows": [{"id": "a", "verdicts": []}]}'}, "no result of an evaluation .no problems"),
+        ({"eval/step-2.json": '{"rows": [{"id": "a", "verdicts": ["x"], "classes": []}]}'}, "differ in number"),
+        ({"eval/step-2.json": '{"rows": [{"id": "a", "verdicts": ["x"]}], "step": "two"}'}, "no result of an evaluation"),
+        ({"metrics.jsonl": '{"step": NaN}\n{"step": 3}\n'}, "metrics.jsonl: line 1 is damaged"),
         ({"metrics.jsonl": '{"step": 1}\n{"st\n{"step": 3}\n'}, "metrics.jsonl: line 2 is damaged"),
         ({"config.yaml": "a: ["}, "config.yaml: not valid YAML"),
     ],
@@ -117,8 +146,9 @@ def test_damaged_files_are_named(tmp_path, damage, message):
     run = write_run(tmp_path / "run", steps=2, every=1)
     for name, text in damage.items():
         (run / name).write_text(text)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as found:
         load(run)
+    assert len(str(found.value).splitlines()) == 1
 
 
 def test_paths_without_runs_are_refused(tmp_path):

@@ -77,6 +77,24 @@ def test_older_rollouts_without_advantages_show_the_response(group):
     assert completion.strongest == []
 
 
+def test_rollouts_whose_log_probs_do_not_compare_have_no_colours(group):
+    plain = row("p")
+    del plain["advantages"]
+    found = gallery([group("truncated", step_1=[plain]), group("other", step_1=[row("p")])])
+    first, second = found.samples[0].completions
+    assert [(token.text, token.advantage, token.level) for token in first.tokens] == [
+        (text, None, 0) for text in ("one", " two", " three")
+    ]
+    assert first.strongest == []
+    assert second.tokens[1].level == 4
+
+
+def test_figures_that_are_missing_are_no_zeros(group):
+    (sample,) = gallery([group("g", step_1=[row("p", advantages=[None, 1.0, float("nan")])])]).samples
+    assert [token.advantage for token in sample.completions[0].tokens] == [None, 1.0, None]
+    assert [place for place, _ in sample.completions[0].strongest] == [2]
+
+
 def test_huge_texts_are_cut_and_said_to_be(group):
     tokens = ["x" * 10**6, *["y"] * 1000]
     only = group("g", step_1=[row("p", tokens=tokens, advantages=[0.1] * 1001, prompt="z" * 10**6)])

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from opd.records import Sampling
-from opd.students.drawing import BLOCK, draw, penalise, student_topk
+from opd.students.drawing import BLOCK, draw, student_topk
 from opd.students.noise import uniform
 
 SAMPLINGS = [
@@ -107,12 +107,3 @@ def test_the_students_own_most_likely_tokens_are_untruncated(temperature):
 
 def test_no_more_than_all_tokens():
     assert student_topk(logits_of(2, 5), Sampling(num_topk=9))[0].shape == (2, 5)
-
-
-def test_presence_penalty_is_taken_off_once_per_token():
-    logits = logits_of(3, 6)
-    sampled = torch.tensor([[2, 2, 5], [0, -1, -1], [-1, -1, -1]])
-    expected = logits.clone()
-    for row, column in ((0, 2), (0, 5), (1, 0)):
-        expected[row, column] -= 1.5
-    assert torch.equal(penalise(logits, sampled, 1.5), expected)

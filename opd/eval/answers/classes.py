@@ -19,8 +19,10 @@ def vote_classes(
 ) -> list[list[int | None]]:
     """For each problem the class of each of its answers, numbered as they first appear; None where there is no answer.
 
-    Correct answers are one class. Others are grouped by text, then by value; the pairs that need algebra go to `compare`
-    in one call, and those it cannot decide are different. An answer whose grading ran out of time is grouped by text alone.
+    Correct answers are one class, except that one which was not found in its response does not vote either: a verifier may
+    see what extraction does not, in right and wrong responses alike. Others are grouped by text, then by value; the pairs
+    that need algebra go to `compare` in one call, and those it cannot decide are different. An answer whose grading ran out
+    of time is grouped by text alone.
     """
     # An answer's key is its normal text, `written` is how one of those with this key was written.
     keys = [[_key(*pair) for pair in zip(*row, strict=True)] for row in zip(extracted, verdicts, strict=True)]
@@ -36,6 +38,7 @@ def vote_classes(
         group = {key: key for key in row if key is not None}
         groups.append(group)
         for first, second in _comparable(key for key in group if key != CORRECT and key not in late):
+            first, second = sorted((first, second), key=lambda key: "=" not in key)  # `m + n = 34` is 34 on the left only
             same = same_value(written[first], written[second])
             if same:
                 _merge(group, first, second)
@@ -49,7 +52,9 @@ def vote_classes(
 
 
 def _key(answer: str | None, verdict: str) -> str | None:
-    return CORRECT if verdict == "correct" else None if answer is None else normalise(answer) or answer
+    if answer is None:
+        return None
+    return CORRECT if verdict == "correct" else normalise(answer) or answer
 
 
 def _comparable(keys: Iterable[str]) -> list[tuple[str, str]]:

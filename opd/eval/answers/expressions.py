@@ -15,6 +15,10 @@ class Unreadable(Exception):
     """The text is no formula of the kind that is understood."""
 
 
+class Ambiguous(Unreadable):
+    """A number follows a number: `2 3` is no product."""
+
+
 _FUNCTION_NAMES = """
 sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan asin acos atan ln log lg exp sqrt abs floor ceil Re Im
 """
@@ -31,6 +35,7 @@ _TOKEN = re.compile(
     r"|(?P<symbol>[-+*/^_!'|()\[\]{}])|\s++|(?P<odd>.)",
     re.DOTALL,
 )
+_APPLIED = re.compile("(sin|cos|tan|cot|sec|csc|ln|log|exp)([xyzn])")  # `cosx`
 _PAIRS = {"(": ")", "[": "]", "{": "}", "lfloor": "rfloor", "lceil": "rceil"}
 _TIMES = {"*", "\\cdot", "\\times", "/", "\\div"}
 _ENDS = {")", "]", "}", "+", "-", "\\rfloor", "\\rceil", "\\pm", *_TIMES}
@@ -59,7 +64,11 @@ def _tokens(text: str) -> list[str]:
             raise Unreadable(text)
         if match["letters"]:
             word = match["letters"]
-            tokens += ["\\" + word] if word in FUNCTIONS or word == "pi" else word
+            applied = _APPLIED.fullmatch(word)
+            if word in FUNCTIONS or word == "pi":
+                tokens.append("\\" + word)
+            else:
+                tokens += ["\\" + applied[1], applied[2]] if applied else word
         elif match["command"]:
             tokens.append("\\" + match["command"])
         elif not match.group().isspace():
@@ -110,6 +119,8 @@ class _Reader:
                 tree = (operator, tree, self.power())
             elif self.next in _ENDS:
                 break
+            elif _is_number(self.next) and _is_number(self.tokens[self.place - 1]):
+                raise Ambiguous(self.next)
             else:
                 is_fraction = self.next == "\\frac"
                 factor = self.power()
@@ -120,7 +131,7 @@ class _Reader:
         tree = self.atom()
         while True:
             if self.taken("!"):
-                tree = ("call", "factorial", tree)
+                tree = ("call", "fac2" if self.taken("!") else "factorial", tree)
             elif self.taken("^"):
                 tree = ("^", tree, self.exponent())
             else:
@@ -156,7 +167,7 @@ class _Reader:
         if token in _PAIRS:
             return self.group()
         self.take()
-        if token[0].isdigit() or token[0] == ".":
+        if _is_number(token):
             return ("number", token)
         if token == "|":
             self.bars += 1
@@ -247,6 +258,10 @@ class _Reader:
                 raise Unreadable(token)
             parts.append(token)
         return "".join(parts)
+
+
+def _is_number(token: str) -> bool:
+    return token[0].isdigit() or token[0] == "."
 
 
 def _is_mixed(first: Tree, second: Tree) -> bool:

@@ -1,13 +1,18 @@
-"""The structure of an answer: one number, text or formula, or a list, tuple, interval, union, matrix or equation of such."""
+"""The structure of an answer: one number, text or formula, or a list, tuple, interval, union, matrix or equation of such.
+
+A comma without a space before three digits groups thousands in a number, in an equation or inequality (`x = 1,000`) and
+where all elements of a list are written so (`1,000, 2,000`); otherwise it separates (`(100,200)`). `10-20` and `2024-01-05`
+are a range and a date, no differences. `\\{x\\}` is no `x`, but `\\{5\\}` is 5.
+"""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from opd.eval.answers.notation import tidy, without_spaces
 from opd.eval.answers.numbers import Number, read_number
-from opd.eval.answers.units import may_be_variable, split_unit
+from opd.eval.answers.units import NO_UNIT, Unit, split_unit
 
 MAX_CHARS = 2_000  # a longer answer is not taken apart
 MAX_DEPTH = 8
@@ -20,7 +25,8 @@ class Form:
     """What an answer is. `text` is its normal text, by which equal forms may be recognised; `tidied` keeps its spaces.
 
     `parts`: elements of a list (in any order) or a tuple (in order), pieces of a union, both sides of an equation.
-    `brackets`: of a tuple `()`, an interval `(]`, a set `{}`, a ratio or time `::`; a bare list has none.
+    `brackets`: of a tuple `()`, an interval `(]`, a set `{}`, a ratio or time `::`, a determinant `||`; none of a bare list.
+    `unit` is what follows it; `name` the variable of an inequality or of `x \\in [1, 2]`.
     """
 
     kind: Kind
@@ -29,15 +35,28 @@ class Form:
     parts: tuple["Form", ...] = ()
     brackets: str = ""
     number: Number | None = None
+    unit: Unit = NO_UNIT
+    name: str = ""
 
 
 _OPENING, _CLOSING = "([{", ")]}"
-NAME = re.compile(r"\\?[a-zA-Z]+(?:_(?:\w|\{[^{}]*\}))?'*(?: ?\( ?[a-z] ?\))?")  # of a quantity: `x_1`, `\alpha`, `f(x)`
+_NAME = re.compile(
+    r"(?!\\?(?:a?(?:sin|cos|tan)h?|arc(?:sin|cos|tan)|cot|sec|csc|ln|log|exp|sqrt|abs|pi)[xyzn]?(?![a-zA-Z]))"
+    r"\\?[a-zA-Z]+(?:_(?:\w|\{[^{}]*\}))?'*(?:\([a-z]\))?"
+)
 _MATRIX = re.compile(r"\\begin ?\{([bpvBV]?matrix|array|cases)\}(?: ?\{[lcr| ]*\})?(.*)\\end ?\{\1\}")
 _BASED = re.compile(r"\(? ?(\d+) ?\)? ?_ ?(?:\{ ?(\d+) ?\}|(\d+))")
 _WORDS = re.compile(r"(?i:yes|no|odd)|(?=.*(?:[a-zA-Z]{4}|[a-zA-Z]{2,} [a-zA-Z]{2,}))[a-zA-Z][a-zA-Z .,'!?]*")
-_FUNCTIONS = re.compile(r"\b(?:sqrt|sin|cos|tan|cot|sec|csc|ln|log|exp|pi|arc[a-z]+|infinity|infty|inf)\b")
+_FUNCTIONS = re.compile(r"\b(?:(?:sqrt|sin|cos|tan|cot|sec|csc|ln|log|exp)[xyzn]?|pi|arc[a-z]+|infinity|infty|inf)\b")
+_CAPITALS = re.compile(r"(?!YES$|NO$|ODD$|EVEN$|TRUE$|FALSE$)[A-Z]{2,5}")  # of points (`ABCD`), where case counts
 _ARTICLE = re.compile(r"^(?:an?|the) ")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
+_CLOCK = re.compile(r"(\d{1,2}):(\d\d) ?([aApP])\.? ?[mM]\.?")
+_GROUPED_LIST = re.compile(r" ?\d{1,3}(?:,\d{3})++(?:, \d{1,3}(?:,\d{3})++)+ ?")
+_RANGE = re.compile(r"\d++(?:-\d++)+")  # `10-20`, `2024-01-05`; with spaces it is a difference
+_PROPOSITION = re.compile(r" ?(?:\\(?:neg|lnot) ?)?(?:[a-zA-Z]|\([^=<>\d]*\)) ?")
+_VARIABLE = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]")
+_WORD_IN_TEXT = re.compile(r"[$ ]*\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf)|mbox) *\{ *([a-z]{3,}) *\}[$ .]*")
 _LEADING_NAME = re.compile(r"[a-zA-Z] ?(?=\()")
 _INFINITY = Form("formula", r"\infty", r"\infty")
 _MINUS_INFINITY = Form("formula", r"-\infty", r"-\infty")
@@ -50,6 +69,9 @@ def read_form(answer: str) -> Form:
 
 @lru_cache(maxsize=4096)  # a problem's correct answer is compared with many samples
 def _read_short(answer: str) -> Form:
+    word = _WORD_IN_TEXT.fullmatch(answer)
+    if word and not _FUNCTIONS.search(word[1]):
+        return Form("text", word[1], word[1])
     return _read(tidy(answer), 0)
 
 
@@ -60,23 +82,43 @@ def _read(text: str, depth: int) -> Form:
     if depth > MAX_DEPTH or not text:
         return unreadable
     if (number := read_number(text)) is not None:
-        return Form("number", normal, text if number.unit else number.written, number=number)
+        is_variable = number.unit.may_be_variable
+        return Form("number", normal, text if is_variable else number.written, number=number, unit=number.unit)
     if matrix := _MATRIX.fullmatch(text):
-        return _matrix(matrix[2], normal, text, depth)
+        return _matrix(matrix, normal, text, depth)
     cuts = _top_level(text)
     if cuts is None:
         return unreadable
+
+    if depth == 0 and _RANGE.fullmatch(text):
+        return Form("text", normal, text)
 
     def parts(pattern: str) -> list[str]:
         return _cut(text, [(start, end) for name, start, end in cuts if name == pattern])
 
     for separator in ("cup", "and", ","):
         if len(pieces := parts(separator)) > 1:
+            if separator == "and" and re.search(r"\\l(?:and|or)\b", text) and all(map(_PROPOSITION.fullmatch, pieces)):
+                return Form("text", normal, text)
             read = tuple(_read(piece, depth + 1) for piece in pieces if piece.strip())
             return _joined(separator, read, normal, text)
     if len(sides := parts("in")) == 2:
-        return _read(sides[1], depth + 1)
+        return replace(_read(sides[1], depth + 1), name=name_of(sides[0]))
+    if len(sides := parts("approx")) > 1:
+        return _approximated(sides, depth)
     return _bracketed(text, normal, depth) or _single(text, normal, cuts, depth)
+
+
+def name_of(text: str) -> str:
+    """The name of a quantity (`x_1`, `\\alpha`, `f(x)`, `area`) that a tidy text is; empty if it is none."""
+    close = re.sub(r" ?([_(){}']) ?", r"\1", text.strip())
+    return close if _NAME.fullmatch(close) else ""
+
+
+def _approximated(sides: list[str], depth: int) -> Form:
+    """Of `\\sqrt{2} \\approx 1.414` the left side counts; `x \\approx 1.414` is an equation."""
+    first = sides[0].strip()
+    return _read(f"{first} = {sides[1]}" if name_of(first) not in {"", "e"} else first or sides[1], depth + 1)
 
 
 def _joined(separator: str, parts: tuple[Form, ...], normal: str, text: str) -> Form:
@@ -108,9 +150,12 @@ def _bracketed(text: str, normal: str, depth: int) -> Form | None:
         return _inner(inside, depth) if opening + closing == "()" else None
     parts = tuple(_read(piece, depth + 1) for piece in pieces)
     if not is_set:
+        if all(part.brackets == "[]" for part in parts):  # rows of a matrix
+            parts = tuple(replace(part, brackets="()") for part in parts)
         return Form("tuple", normal, text, parts, opening + closing)
     parts = tuple(inner for part in parts for inner in (part.parts if _is_alternatives(part) else (part,)))
-    return parts[0] if len(parts) == 1 else Form("list", normal, text, parts, "{}")
+    is_part_of_one = len(parts) == 1 and parts[0].kind == "formula" and _VARIABLE.search(inside)  # the fraction of x
+    return parts[0] if len(parts) == 1 and not is_part_of_one else Form("list", normal, text, parts, "{}")
 
 
 def _inner(inside: str, depth: int) -> Form | None:
@@ -126,20 +171,23 @@ def _single(text: str, normal: str, cuts: list[tuple[str, int, int]], depth: int
         sides = _cut(text, relations)
         signs = [text[start:end] for start, end in relations]
         return _relation(sides, signs, normal, text, depth)
+    if clock := _CLOCK.fullmatch(text):
+        return Form("text", f"{clock[1]}:{clock[2]} {clock[3].lower()}m", text)
     if based := _BASED.fullmatch(text):
         return Form("based", f"{based[1].lstrip('0')}_{based[2] or based[3]}", text)
-    if any(name == "pm" for name, _, _ in cuts) and text.count(r"\pm") + text.count(r"\mp") == 1:
+    if text.count(r"\pm") + text.count(r"\mp") == 1:
         found = tuple(_read(re.sub(r"\\[pm]{2}(?![a-zA-Z])", sign, text), depth + 1) for sign in "+-")
         return Form("list", normal, text, found)
     if len(pieces := _cut(text, [(start, end) for name, start, end in cuts if name == ":"])) > 1:
         return Form("tuple", normal, text, tuple(_read(piece, depth + 1) for piece in pieces), "::")
     if _WORDS.fullmatch(text) and not _FUNCTIONS.search(text):
-        return Form("text", re.sub("[^a-z]", "", _ARTICLE.sub("", text.lower())), text)
+        word = text if _CAPITALS.fullmatch(text) else re.sub("[^a-z]", "", _ARTICLE.sub("", text.lower()))
+        return Form("text", word, text)
     if normal.removeprefix("+").removeprefix("-").removeprefix("\\") in {"infty", "infinity", "inf", "oo"}:
         return _MINUS_INFINITY if normal.startswith("-") else _INFINITY
     core, unit = split_unit(text)
-    if unit and not may_be_variable(unit):
-        return _read(core, depth + 1)
+    if unit is not NO_UNIT and not unit.may_be_variable:
+        return replace(_read(core, depth + 1), text=normal, unit=unit)
     return Form("formula", normal, text)
 
 
@@ -157,25 +205,27 @@ def _relation(sides: list[str], signs: list[str], normal: str, text: str, depth:
     closed = [sign[0] == "\\" for sign in signs]
     if downwards:
         sides, forms, closed = sides[::-1], forms[::-1], closed[::-1]
-    names = [bool(NAME.fullmatch(side.strip())) for side in sides]
+    names = [name_of(side) for side in sides]
     if len(forms) == 3 and names[1]:
-        low, high, ends = forms[0], forms[2], closed
+        low, high, ends, name = forms[0], forms[2], closed, names[1]
     elif len(forms) == 2 and names[0]:
-        low, high, ends = _MINUS_INFINITY, forms[1], [False, closed[0]]
+        low, high, ends, name = _MINUS_INFINITY, forms[1], [False, closed[0]], names[0]
     elif len(forms) == 2 and names[1]:
-        low, high, ends = forms[0], _INFINITY, [closed[0], False]
+        low, high, ends, name = forms[0], _INFINITY, [closed[0], False], names[1]
     else:
         return Form("unreadable", normal, text)
-    return Form("tuple", normal, text, (low, high), ("[" if ends[0] else "(") + ("]" if ends[1] else ")"))
+    brackets = ("[" if ends[0] else "(") + ("]" if ends[1] else ")")
+    return Form("tuple", normal, text, (low, high), brackets, name=name)
 
 
-def _matrix(inside: str, normal: str, text: str, depth: int) -> Form:
+def _matrix(matrix: re.Match[str], normal: str, text: str, depth: int) -> Form:
     """A row or column as a tuple, anything else as a tuple of rows."""
-    rows = [row for row in re.split(r"\\row(?![a-zA-Z])", inside) if row.strip()]
+    rows = [row for row in re.split(r"\\row(?![a-zA-Z])", matrix[2]) if row.strip()]
     cells = [[_read(cell, depth + 1) for cell in row.split("&")] for row in rows]
+    outer = "||" if matrix[1][0] in "vV" else ""
     if len(cells) == 1 or all(len(row) == 1 for row in cells):
-        return Form("tuple", normal, text, tuple(cell for row in cells for cell in row), "()")
-    return Form("tuple", normal, text, tuple(Form("tuple", "", "", tuple(row), "()") for row in cells), "[]")
+        return Form("tuple", normal, text, tuple(cell for row in cells for cell in row), outer or "()")
+    return Form("tuple", normal, text, tuple(Form("tuple", "", "", tuple(row), "()") for row in cells), outer or "[]")
 
 
 _TOKEN = re.compile(r"\\(?:[a-zA-Z]+|.)|,? (?:and|or) |.", re.DOTALL)
@@ -183,10 +233,9 @@ _SEPARATORS = {
     r"\cup": "cup",
     r"\bigcup": "cup",
     r"\in": "in",
+    r"\approx": "approx",
     r"\le": "relation",
     r"\ge": "relation",
-    r"\pm": "pm",
-    r"\mp": "pm",
 }
 _SEPARATORS |= {
     r"\land": "and",
@@ -214,7 +263,15 @@ def _top_level(text: str) -> list[tuple[str, int, int]] | None:
                 return None
         elif depth == 0 and (name := "and" if token.endswith(" ") and len(token) > 3 else _SEPARATORS.get(token)):
             found.append((name, match.start(), match.end()))
-    return found if depth == 0 else None
+    return _without_thousands(text, found) if depth == 0 else None
+
+
+def _without_thousands(text: str, found: list[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+    """The separators without commas of `x = 1,000` and `1,000, 2,000`; those of `100,200` and `58,500, 7` do separate."""
+    if all(name != "relation" for name, _, _ in found) and not _GROUPED_LIST.fullmatch(text):
+        return found
+    grouping = {match.start() + at for match in _GROUPED.finditer(text) for at, c in enumerate(match.group()) if c == ","}
+    return [cut for cut in found if cut[1] not in grouping]
 
 
 def _cut(text: str, cuts: list[tuple[int, int]]) -> list[str]:

@@ -9,7 +9,8 @@ _UNICODE = str.maketrans(
     {
         "−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "√": r"\sqrt ",
         "∞": r"\infty ", "°": " degrees ", "∪": r"\cup ", "∈": r"\in ", "±": r"\pm ", "≤": r"\le ", "≥": r"\ge ",
-        "≈": "=", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "θ": r"\theta ",
+        "≈": r"\approx ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+        "θ": r"\theta ",
         "€": "", "£": "", "…": r"\ldots ", "“": "", "”": "", "\u00a0": " ", "\u2009": " ", "\u202f": " ",
     }
 )  # fmt: skip
@@ -21,7 +22,7 @@ _REWRITES = [
         (r"\\\\", r"\\row "),  # a line break, which would hide what follows it
         (r"\\?\$|\\[()]|\\\[|\\\]", ""),
         (r"^\s*\*\*(?=[^*])|(?<=[^*])\*\*\s*$", ""),  # Markdown's bold
-        (r"(?<=\d)(?:\{,\}|,\\!)\s*(?=\d{3})", ","),  # thousands
+        (r"(?<=\d)(?:\{,\}|,\\!)\s*(?=\d{3}(?!\d))", ""),  # thousands
         (r"(?<=\d)\\,(?=\d{3}(?!\d))", ""),
         (r"\\!", ""),
         (r"\\[,;: ]|~|\\(?:quad|qquad|displaystyle|textstyle|limits|thinspace)" + _NOT_NAME, " "),
@@ -39,13 +40,13 @@ _REWRITES = [
         (r"\\(?:geqslant|geq|ge)" + _NOT_NAME + "|>=", r"\\ge "),
         (r"\\lt" + _NOT_NAME, "<"),
         (r"\\gt" + _NOT_NAME, ">"),
-        (r"\\approx" + _NOT_NAME, "="),
         (r"\\(?:lvert|rvert|vert)" + _NOT_NAME, "|"),
         (r"\\(?:langle)" + _NOT_NAME, "("),
         (r"\\(?:rangle)" + _NOT_NAME, ")"),
         (r"\\lbrace" + _NOT_NAME, r"\\{"),
         (r"\\rbrace" + _NOT_NAME, r"\\}"),
         (r"\\varnothing", r"\\emptyset"),
+        (r"^\s*(?i:(?:the )?(?:final )?answer(?: is)?) ?: ?", ""),
         (r"\\%", "%"),
         (r"\bnp\.|\bmath\.|\bsp\.", ""),
         (r"\*\*", "^"),
@@ -55,7 +56,7 @@ _REWRITES = [
 _TRAILING = re.compile(r"(?<!\.)[.,;]$")  # no ellipsis
 _SPACE = re.compile(r"(?<!\d) | (?!\d)")  # "1 1/2" is not "11/2"
 _CHOICE = re.compile(r"\(([A-Za-z])\)")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+)(?:\.\d*)?")
 
 
 def tidy(answer: str) -> str:
@@ -79,7 +80,8 @@ def normalise(answer: str) -> str:
 
 def without_spaces(tidied: str) -> str:
     """`normalise` of a text that is tidy already."""
+    if _THOUSANDS.fullmatch(tidied):  # with its spaces: `2, 100` are two numbers
+        return re.sub("[, ]", "", tidied)
     text = _SPACE.sub("", tidied)
-    if choice := _CHOICE.fullmatch(text):
-        return choice[1]
-    return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
+    choice = _CHOICE.fullmatch(text)
+    return choice[1] if choice else text

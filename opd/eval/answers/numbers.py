@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from opd.eval.answers.units import is_unit, may_be_variable
+from opd.eval.answers.units import NO_UNIT, Unit, read_unit
 
 MAX_DIGITS = 1_000  # of a number that becomes a value; longer ones are compared as text
 MAX_EXPONENT = 1_000
@@ -18,7 +18,8 @@ ROUNDED_DIGITS = 6
 GOING_ON_DIGITS = 3  # of `0.333...`
 
 # Possessive throughout: what was taken is not given back, so that matching is linear.
-_DECIMAL = r"(?:\d++(?:,\d{3}(?!\d))*+(?:\.\d*+)?|\.\d++)"
+_GROUPS = r"(?:\d{1,3}(?:[ ]\d{3}(?![\d/]))++|\d++(?:,\d{3}(?!\d))*+)"  # `12 000` or `12,000`
+_DECIMAL = rf"(?:{_GROUPS}(?:\.\d*+)?|\.\d++)"
 _TOP = rf"(?:\{{[ ]?(?P<fraction_top>[+-]?[ ]?{_DECIMAL})[ ]?\}}|(?P<top_digit>\d))"
 _BOTTOM = rf"(?:\{{[ ]?(?P<fraction_bottom>[+-]?[ ]?{_DECIMAL})[ ]?\}}|(?P<bottom_digit>\d))"
 _CORE = re.compile(
@@ -41,7 +42,8 @@ class Number:
     `canonical` then stands for.
 
     `digits` is the number of significant digits of a decimal fraction, 0 for anything exact; `goes_on` if dots follow it.
-    `unit` is a unit that could also be a variable (`5 m`); others are dropped.
+    `value` counts words like `million`; `may_be_product` if its unit could be a variable
+    (`6m`, `\\frac{37}{4} m`); of `6 m` it is a unit.
     """
 
     written: str
@@ -49,8 +51,9 @@ class Number:
     value: Fraction | None
     digits: int = 0
     percent: bool = False
-    unit: str = ""
+    unit: Unit = NO_UNIT
     goes_on: bool = False
+    may_be_product: bool = False
 
 
 def read_number(text: str) -> Number | None:
@@ -61,13 +64,19 @@ def read_number(text: str) -> Number | None:
     match = _CORE.match(text)
     if match is None or _is_no_fraction(match):
         return None
-    unit = text[match.end() :]
-    percent = unit.strip() in {"%", "percent"}
-    if not percent and not is_unit(unit):
+    tail = text[match.end() :]
+    percent = tail.strip() in {"%", "percent", "per cent"}
+    unit = NO_UNIT if percent else read_unit(tail)
+    if unit is None:
         return None
     value, digits, canonical = _value(match)
-    unit = unit.strip() if may_be_variable(unit.strip()) else ""
-    return Number(match.group().strip(), canonical, value, digits, percent, unit, goes_on=match["cut"] is not None)
+    if unit.scale > 1:
+        if value is None:
+            return None
+        value *= unit.scale
+    is_fraction = (match["top"] or match["fraction_top"] or match["top_digit"]) is not None
+    may_be_product = unit.may_be_variable and (is_fraction or tail[0] != " ")
+    return Number(match.group().strip(), canonical, value, digits, percent, unit, match["cut"] is not None, may_be_product)
 
 
 def _is_no_fraction(match: re.Match[str]) -> bool:
@@ -101,7 +110,7 @@ def _value(match: re.Match[str]) -> tuple[Fraction | None, int, str]:
         whole = match["whole"]
         top = match["fraction_top"] or match["top_digit"]
         bottom = match["fraction_bottom"] or match["bottom_digit"]
-    top, bottom = (part.replace(",", "").replace(" ", "") for part in (top, bottom))
+    top, bottom = (re.sub("[, ]", "", part) for part in (top, bottom))
     if len(top) + len(bottom) + len(whole or "") > MAX_DIGITS:
         return None, 0, match.group()
     fraction = Fraction(top) / Fraction(bottom)
@@ -109,7 +118,7 @@ def _value(match: re.Match[str]) -> tuple[Fraction | None, int, str]:
 
 
 def _decimal_value(sign: int, written: str, exponent: str) -> tuple[Fraction | None, int, str]:
-    whole, _, places = written.replace(",", "").partition(".")
+    whole, _, places = re.sub("[, ]", "", written).partition(".")
     digits = (whole + places).lstrip("0")
     stripped = digits.rstrip("0")
     if len(exponent) > 18:
@@ -123,17 +132,22 @@ def _decimal_value(sign: int, written: str, exponent: str) -> tuple[Fraction | N
     return value, len(digits) if places.strip("0") else 0, ""
 
 
-def same_number(first: Number, second: Number) -> bool:
-    """Whether two written numbers are equal; a percent sign may be left out, or worked out."""
-    if first.value is None or second.value is None:
-        return first.value is second.value and first.canonical == second.canonical
-    if close(first, second.value, second.digits) or close(second, first.value, first.digits):
-        return True
-    if first.percent != second.percent:
-        percent, plain = (first, second) if first.percent else (second, first)
+def same_number(extracted: Number, answer: Number) -> bool:
+    """Whether two written numbers are equal. A percent sign may be worked out, `50%` is also 0.5.
+
+    It may be left out, too, but an answer up to 1 without one is meant as it is: `0.5%` is not 0.5.
+    """
+    if extracted.value is None or answer.value is None:
+        return extracted.value is answer.value and extracted.canonical == answer.canonical
+    if extracted.percent != answer.percent:
+        percent, plain = (extracted, answer) if extracted.percent else (answer, extracted)
         assert percent.value is not None
-        return percent.value == 100 * plain.value if plain.value is not None else False
-    return False
+        assert plain.value is not None
+        if percent.value == 100 * plain.value:
+            return True
+        if extracted.percent and abs(answer.value) <= 1:
+            return False
+    return close(extracted, answer.value, answer.digits) or close(answer, extracted.value, extracted.digits)
 
 
 def close(rounded: Number, value: Fraction, digits: int = 0) -> bool:

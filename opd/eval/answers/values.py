@@ -4,7 +4,8 @@ Runs in a worker, under the grader's time limit; still, a value that would be ex
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -24,6 +25,10 @@ _NO_VALUE = (
 
 _INVERSE = {"arcsin": "asin", "arccos": "acos", "arctan": "atan", "lg": "log10", "log": "ln", "Re": "re", "Im": "im"}
 _AT_INTEGERS = frozenset({"floor", "ceil"})
+_WIDE_NAMES = "root abs ln log lg floor ceil arcsin arccos arctan asin acos atan"
+_WIDE = frozenset(_WIDE_NAMES.split())
+_SIGNED = frozenset("xyz")
+_REAL = frozenset("xyztu")  # letters that do not stand for whole numbers
 
 
 class Undefined(Exception):
@@ -31,23 +36,27 @@ class Undefined(Exception):
 
 
 def same_value_everywhere(first: Tree, second: Tree) -> bool | None:
-    """Whether two formulas have the same value at points drawn for their variables; None if they have none."""
-    for values in _values(first, second):
-        if values is None:
-            return None
-        if not _close(*values):
-            return False
-    return True
+    """Whether two formulas have the same value at points drawn for their variables.
+
+    Rules for logarithms and roots hold where both sides are real: `\\ln x^2` is `2\\ln x`. Formulas with an absolute value
+    are the same only if they are real at the same points: `\\ln |x|` is not `\\ln x`. None if they have no value.
+    """
+    points = _values(first, second)
+    if points is None:
+        return None
+    if points.one_sided and "abs" in _calls(first, second):
+        return False
+    return all(_close(*values) for values in points.compared)
 
 
 def same_equation(first: tuple[Tree, Tree], second: tuple[Tree, Tree]) -> bool | None:
     """Whether two equations are the same up to a constant factor. None if they have no value, or hold everywhere."""
     left, right = (("-", *sides) for sides in (first, second))
+    points = _values(left, right)
+    if points is None:
+        return None
     ratios: list[Any] = []
-    for values in _values(left, right):
-        if values is None:
-            return None
-        one, other = values
+    for one, other in points.compared:
         if not _is_zero(one) and not _is_zero(other):
             ratios.append(one / other)
         elif not (_is_zero(one) and _is_zero(other)):
@@ -61,7 +70,7 @@ def value_of(tree: Tree) -> Fraction | None:
     if names_of(tree):
         return None
     try:
-        value = mp.mpmathify(_evaluate(tree, {}))
+        value = mp.mpmathify(_evaluate(tree, _Point({})))
     except (Undefined, *_NO_VALUE):
         return None
     if mp.im(value) != 0:
@@ -70,30 +79,97 @@ def value_of(tree: Tree) -> Fraction | None:
     return Fraction(-mantissa if sign else mantissa) * Fraction(2) ** exponent
 
 
-def _values(first: Tree, second: Tree) -> Iterator[tuple[Any, Any] | None]:
-    """Both values at each point; None, at last, if there are fewer points with values than needed."""
+@dataclass
+class _Point:
+    """Values of the variables; `is_real` until a part of the formula has none there that is real."""
+
+    coordinates: Mapping[str, Any]
+    is_real: bool = True
+
+
+@dataclass
+class _Points:
+    """Pairs of values to compare, and whether at some point only one of the two was real."""
+
+    compared: list[tuple[Any, Any]]
+    one_sided: bool = False
+
+
+def _values(first: Tree, second: Tree) -> _Points | None:
+    """Both values at each point where both are real; at all points if those are too few, or if `i` is in a formula.
+
+    None if there are fewer points with values than needed.
+    """
     names = sorted(names_of(first) | names_of(second))
-    wanted = NUM_POINTS if names else 1
+    draw = _Draw.of(first, second, names)
+    wanted = NUM_POINTS * (2 if draw.is_wide else 1) if names else 1
+    found: list[tuple[Any, Any]] = []
+    reality: list[tuple[bool, bool]] = []
     for attempt in range(3 * wanted):
         try:
-            point = {name: _coordinate(name, attempt, _is_discrete(first) or _is_discrete(second)) for name in names}
-            yield _evaluate(first, point), _evaluate(second, point)
+            coordinates = {name: draw.coordinate(place, name, attempt) for place, name in enumerate(names)}
+            points = _Point(coordinates), _Point(coordinates)
+            found.append((_evaluate(first, points[0]), _evaluate(second, points[1])))
+            reality.append((points[0].is_real, points[1].is_real))
         except (Undefined, *_NO_VALUE):
             continue
-        wanted -= 1
-        if wanted == 0:
-            return
-    yield None
+        if len(found) >= wanted and reality.count((True, True)) >= min(wanted, NUM_POINTS):
+            break
+    if len(found) < min(wanted, NUM_POINTS):
+        return None
+    if ("constant", "i") in {*_nodes(first), *_nodes(second)}:
+        return _Points(found)
+    real = [values for values, known in zip(found, reality) if all(known)]
+    return _Points(real if len(real) > 1 else found, any(one != other for one, other in reality))
 
 
-def _coordinate(name: str, attempt: int, discrete: bool) -> Any:
-    """A fixed draw: a whole number from 3 to 40, or a fraction between a third and 3."""
-    draw = zlib.crc32(f"{name} {attempt}".encode())
-    return _mp().mpf(3 + draw % 38) if discrete else _mp().mpf(700 + draw % 5_600) / 2_111
+@dataclass(frozen=True)
+class _Draw:
+    """Where formulas are compared. Most are told apart at fractions from a third to 3; those with roots, logarithms,
+    absolute values or whole parts (`is_wide`) need larger points and, for the names in `signed`, negative ones.
+
+    Letters other than x, y and z are taken to be positive where there are several, as in physics; an absolute value in a
+    formula tells otherwise. `whole`: names that stand for whole numbers, since both formulas have whole parts; where one has
+    (`is_stepped`), some points are whole, since `\\lceil x \\rceil` is `\\lfloor x \\rfloor + 1` elsewhere.
+    """
+
+    is_wide: bool
+    signed: frozenset[str]
+    whole: frozenset[str]
+    is_stepped: bool
+
+    @classmethod
+    def of(cls, first: Tree, second: Tree, names: Sequence[str]) -> "_Draw":
+        is_wide = bool(_calls(first, second) & _WIDE)
+        everywhere = len(names) == 1 or bool(_calls(first, second) & {"abs"})
+        steps = [bool(_calls(tree) & _AT_INTEGERS) for tree in (first, second)]
+        whole = frozenset(names) - _REAL if all(steps) else frozenset()
+        signed = frozenset(names) if everywhere else frozenset(names) & _SIGNED
+        return cls(is_wide, signed - whole if is_wide else frozenset(), whole, any(steps))
+
+    def coordinate(self, place: int, name: str, attempt: int) -> Any:
+        """Of the `place`-th name: a fixed draw, a whole number from 3 to 40 or a fraction up to 50 in size."""
+        mp = _mp()
+        draw = zlib.crc32(f"{name} {attempt}".encode())
+        if name in self.whole or (self.is_stepped and attempt % 4 == 3):
+            return mp.mpf(3 + draw % 38)
+        value = mp.mpf(700 + draw % 5_600) / 2_111
+        if self.is_wide:
+            value *= (1, 4, 16)[attempt % 3]
+        is_negative = name in self.signed and (attempt >> place % 3) & 1  # all combinations of three names' signs
+        return -value if is_negative else value
 
 
-def _is_discrete(tree: Tree) -> bool:
-    return any(node[0] == "call" and node[1] in _AT_INTEGERS for node in _nodes(tree))
+def _calls(*trees: Tree) -> set[str]:
+    """The functions in formulas; also "root", for a root or a power that is no whole number."""
+    nodes = [node for tree in trees for node in _nodes(tree)]
+    roots = {"root" for node in nodes if node[0] == "root" or (node[0] == "^" and not _is_whole(node[2]))}
+    return roots | {node[1] for node in nodes if node[0] == "call"}
+
+
+def _is_whole(exponent: Tree) -> bool:
+    inside = exponent[1] if exponent[0] == "neg" else exponent
+    return inside[0] == "number" and inside[1].isdigit()
 
 
 def names_of(tree: Tree) -> set[str]:
@@ -125,8 +201,14 @@ def _mp() -> Any:
     return mp
 
 
-def _evaluate(tree: Tree, point: Mapping[str, Any]) -> Any:
+def _evaluate(tree: Tree, point: _Point) -> Any:
     """The value at a point. Raises Undefined; mpmath raises ArithmeticError, ValueError or TypeError."""
+    value = _value_at(tree, point)
+    point.is_real &= _mp().im(value) == 0
+    return value
+
+
+def _value_at(tree: Tree, point: _Point) -> Any:
     kind, *parts = tree
     mp = _mp()
     if kind == "number":
@@ -138,7 +220,7 @@ def _evaluate(tree: Tree, point: Mapping[str, Any]) -> Any:
     if kind == "constant":
         return {"pi": +mp.pi, "e": +mp.e, "i": mp.j}[parts[0]]
     if kind == "name":
-        return point[parts[0]]
+        return point.coordinates[parts[0]]
     if kind == "call":
         return _bounded(_call(parts[0], _evaluate(parts[1], point)))
     values = [_evaluate(part, point) if part is not None else mp.mpf(2) for part in parts]
@@ -161,7 +243,7 @@ def _combine(kind: str, values: list[Any]) -> Any:
     if kind == "^":
         return _power(first, second)
     if kind == "root":
-        return _power(first, 1 / second) if second != 3 or mp.im(first) != 0 or first >= 0 else -mp.cbrt(-first)
+        return _power(first, 1 / second)
     assert kind == "binom", kind
     if max(abs(first), abs(second)) > 2_000:
         raise Undefined(kind)
@@ -169,17 +251,23 @@ def _combine(kind: str, values: list[Any]) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
+    """Odd roots of negative numbers are real."""
     mp = _mp()
     if base == 0 and mp.re(exponent) <= 0:
         raise Undefined("0^0")
     if base != 0 and abs(exponent) * abs(mp.log(abs(base), 2)) > MAX_BITS:
         raise Undefined("power")
+    if mp.im(base) == 0 and mp.re(base) < 0 and mp.im(exponent) == 0 and exponent != mp.nint(exponent):
+        for odd in (3, 5, 7):
+            top = mp.nint(exponent * odd)
+            if _close(exponent * odd, top):
+                return (-1) ** int(top) * mp.power(-base, exponent)
     return mp.power(base, exponent)
 
 
 def _call(name: str, value: Any) -> Any:
     mp = _mp()
-    if name in {"factorial", "exp", "sinh", "cosh", "tanh"} and abs(value) > 2_000:
+    if name in {"factorial", "fac2", "exp", "sinh", "cosh", "tanh"} and abs(value) > 2_000:
         raise Undefined(name)
     if name in _AT_INTEGERS:  # so that a value just below a whole number by rounding is that number
         margin = mp.ldexp(1, -TOLERANCE_BITS)

@@ -25,11 +25,16 @@ def test_answers_are_grouped_by_text_value_and_algebra():
     assert asked == [[("2x+y", ("y+2x",)), ("2x+y", ("z",)), ("y+2x", ("z",))]]
 
 
-def test_correct_answers_are_one_class():
+def test_correct_answers_are_one_class_and_what_was_not_found_does_not_vote():
     compare, asked = by_table()
     classes = vote_classes([["a+b", "5", "b+a", None]], [["correct", "wrong", "correct", "correct"]], compare)
-    assert classes == [[0, 1, 0, 0]]
+    assert classes == [[0, 1, 0, None]]
     assert asked == [[]]
+
+
+def test_the_order_of_answers_does_not_matter():
+    compare, _ = by_table()
+    assert vote_classes([["34", "m+n=34"], ["m+n=34", "34"]], [["wrong"] * 2] * 2, compare) == [[0, 0], [0, 0]]
 
 
 def test_undecided_pairs_are_different_and_late_answers_are_not_compared():

@@ -54,6 +54,87 @@ x_{0} \cos (\omega t)+$ $\dot{x}_{0} \sin (\omega t) / \omega | x_0 \cos(\omega 
 \sum_{n=1}^{3} n | 6
 (-\infty,\infty) | \mathbb{R}
 x**2 + 1 | 1 + x^2
+5 m | 5
+5 m | \sqrt{25}
+\frac{20m}{4} | 5 m
+5 m | 5 \text{ meters}
+5 \text{ km/h} | 5 kilometers per hour
+5 | 5 apples
+12 \text{ eggs} | 12
+10 \text{ degrees Celsius} | 10^\circ C
+3.5 million | 3500000
+84 | 7 dozen
+\$3.5 \text{ million} | 3,500,000
+6m | 6 m
+2\pi \text{ cm} | 2\pi
+50\% | 50
+50 | 50\%
+0.5 | 50\%
+12000 | 12 000
+12\,000 | 12000
+12\;000\;000 | 12000000
+x > 5 | (5, \infty)
+\sqrt2 | \sqrt2 \approx 1.414
+\frac13 | \frac13 \approx 0.333
+\pi | \pi ≈ 3.14
+\sqrt2 | x = \sqrt2 \approx 1.414
+1.41 | x \approx 1.41
+\cos x | cosx
+2\sin x | 2 sinx
+\cot x | \cot x \approx 1.23
+5 | i = 5
+5 | \text{area} = 5
+5 | f ( x ) = 5
+5 | x_ { 1 } = 5
+5!! | 15
+\sqrt{4 \pi G \rho_0 r_0^2} | 2 r_0 \sqrt{\pi G \rho_0}
+\sqrt[3]{x^2} | x^{2/3}
+\frac{1}{\sqrt{x}} | \frac{\sqrt{x}}{x}
+|x-5| | |5-x|
+\sqrt{x^2} | |x|
+\lceil n/2 \rceil | \lfloor (n+1)/2 \rfloor
+\frac{\log 2}{\log 2 - \log 3} | \frac{\ln 2}{\ln 2 - \ln 3}
+\sqrt{x(x+1)} | \sqrt{x}\sqrt{x+1}
+\ln x + \ln(x+1) | \ln(x(x+1))
+\ln \frac{x}{x+1} | \ln x - \ln(x+1)
+34 | m+n=34
+-3 | m - n = -3
+7 | a+b+c = 3 + 4 = 7
+0.5 | P(A)=0.5
+\frac12 | P(X=1)=\frac12
+5 | f(2)=5
+3 | f(1) + f(2) = 3
+6 | \gcd(12, 18) = 6
+305 | 100m + n = 305
+3 | f^{-1}(2) = 3
+5 | |AB|=5
+30 | \angle ABC = 30^\circ
+5 | 2+3=5
+720 | 1000-280=720
+3 | \log_2 8 = 3
+1000 | x = 1,000
+32348 | N = 32{,}348
+n \le 1000 | n \le 1,000
+(1000, 2000) | (1,000, 2,000)
+2000, 1000 | 1,000, 2,000
+xy | yx
+ab | ba
+abc | cba
+LC | L \cdot C
+3,4 | x=3, y=4
+1,2 | x_1 = 2, x_2 = 1
+\{5\} | 5
+\sqrt2 | \{\sqrt2\}
+p \lor q | p\lor q
+10-20 | 10 - 20
+red | Red
+3:30pm | 3:30 PM
+3:30pm | 3:30 p.m.
+5 | \text{Answer: }5
+5 | 5 \pmod 7
+5 | 5 \pmod{7}
+\begin{pmatrix}1&2\\3&4\end{pmatrix} | [[1,2],[3,4]]
+\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2} | \frac{1\pm\sqrt5}{2}
 """
 
 # Correct answer and what is not.
@@ -95,6 +176,104 @@ silent | listen
 5 | I do not know
 5 | }{
 5 |
+5 | 5 million
+5 | 5 thousand
+3.5 | \$3.5 \text{ million}
+7 | 7 dozen
+3 | 3 hundred
+3 | 3 tenths
+3 | 3 halves
+3 | 3 and a half
+2 | 2 squared
+5 | 5 factorial
+4 | 4 root
+3 | 3 negative
+3 | 3 below zero
+3 | 3 not
+8 | 8 undefined
+8 | 8 does not exist
+2 | 2 * a
+2 \cdot a | 2
+2 | 2*m
+1 | 1/T
+1/m | 1/s
+\frac12 | \frac12/h
+\sqrt2 | \sqrt2 a
+\frac{mv}{2} | \frac{mv}{2} in
+2 | 2 theta
+2 | 2 sinx
+2 | 2 sin A
+5 cm | 5 km
+30 hours | 30 minutes
+10 degrees Fahrenheit | 10 degrees Celsius
+1 km | 1 m
+2\pi \text{ cm} | 2\pi \text{ km}
+5 cm, 6 cm | 5 cm, 6 km
+6m | 6
+6m | \sqrt{36}
+|x| | x
+x | \sqrt{x^2}
+1 | \frac{|x|}{x}
+\ln x | \ln|x|
+|x-5| | 5-x
+3-x | \sqrt{(x-3)^2}
+x = 2 | |x| = 2
+a | \sqrt{a^2}
+ab | |ab|
+x | \lfloor x\rfloor
+\lceil x\rceil | \lfloor x\rfloor
+2n | \lfloor 2n\rfloor
+\lfloor x \rfloor + 1 | \lceil x \rceil
+x = 5 cm | x = 5 km
+6 | 2 3
+12 | 3 \quad 4
+50 | 10 5
+6 | 1 2 3
+0 | 12 000
+2, 100 | 2100
+2100 | 2, 100
+10, 100 | 10100
+10100 | 10, 100
+52 | 52_8
+10 | 10_2
+x > 5 | y > 5
+x \in [1,2] | y \in [1,2]
+0.5 | 0.5\%
+abcd | ABCD
+\text{(A)} | (A) 3 or (B) 4
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} | \begin{vmatrix} 1 & 2 \\ 3 & 4 \end{vmatrix}
+6!! | 720
+2 | \log 100
+\sqrt3 | \sqrt2 \approx 1.732
+\frac12 | \cos x = \frac12
+5 | \ln(x) = 5
+5 | 2x = 5
+5 | x + 1 = 5
+4 | x^2 = 4
+25 | x^2 + y^2 = 25
+3 | f(x) + f(y) = 3
+2 | |x| = 2
+3 | \log_2 x = 3
+x + y = 5 | 5
+5 | m+n=34
+(100, 200) | 100200
+100200 | (100,200)
+BCA | ABC
+TTH | \text{HTT}
+act | cat
+\text{bca} | \text{abc}
+\triangle BCA | \triangle ABC
+A | A: B
+p\land q | p\lor q
+(p\lor q)\land r | (p\lor q)\lor r
+2024-05-01 | 2024-01-05
+-10 | 10-20
+3,4 | x=4, y=3
+x | \{x\}
+3:30pm | 3:30 AM
+2 | 17 \bmod 5 + 1
+5 \pmod 7 | 5 \pmod 8
+\frac{1+\sqrt5}{2} | \frac{1\pm\sqrt5}{2}
 """
 
 
@@ -177,6 +356,11 @@ PIECES += [
     r"\sqrt",
     "12_3",
     "C. ",
+    "1,000, ",
+    "m+",
+    "\\pmod ",
+    "\\pmod{7} ",
+    "HT",
 ]
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from opd.eval.answers.expressions import Unreadable, read_expression
+from opd.eval.answers.expressions import Ambiguous, Unreadable, read_expression
 
 X, Y, ONE, TWO = ("name", "x"), ("name", "y"), ("number", "1"), ("number", "2")
 
@@ -29,6 +29,8 @@ X, Y, ONE, TWO = ("name", "x"), ("name", "y"), ("number", "1"), ("number", "2")
         (r"\lfloor x \rfloor", ("call", "floor", X)),
         ("|x|y", ("*", ("call", "abs", X), Y)),
         ("x!", ("call", "factorial", X)),
+        ("x!!", ("call", "fac2", X)),
+        ("2cosx", ("*", TWO, ("call", "cos", X))),
         (r"\binom{x}{y}", ("binom", X, Y)),
         ("x_1", ("name", "x_1")),
         ("x_{1}", ("name", "x_1")),
@@ -52,4 +54,10 @@ def test_read_expression(text: str, tree: tuple):
 )  # fmt: skip
 def test_what_is_not_understood_is_refused(text: str):
     with pytest.raises(Unreadable):
+        read_expression(text)
+
+
+@pytest.mark.parametrize("text", ["2 3", "1 2 x", "x + 10 5", r"\sqrt2 3", r"\frac12 3", "x^2 3"])
+def test_a_number_after_a_number_is_no_product(text: str):
+    with pytest.raises(Ambiguous):
         read_expression(text)

@@ -1,6 +1,6 @@
 import pytest
 
-from opd.eval.answers.forms import MAX_CHARS, Form, read_form
+from opd.eval.answers.forms import MAX_CHARS, Form, name_of, read_form
 
 PAIR = ("tuple()", "number", "number")
 
@@ -51,6 +51,12 @@ def outline(form: Form) -> object:
         ("10:30", ("tuple::", "number", "number")),
         (r"\begin{pmatrix} 1 \\ x \end{pmatrix}", ("tuple()", "number", "formula")),
         (r"\begin{bmatrix} 1 & 2 \\ 3 & x \end{bmatrix}", ("tuple[]", PAIR, ("tuple()", "number", "formula"))),
+        (r"\begin{vmatrix} 1 & 2 \\ 3 & x \end{vmatrix}", ("tuple||", PAIR, ("tuple()", "number", "formula"))),
+        (r"\sqrt{2} \approx 1.4", "formula"),
+        (r"x \approx 1.4", ("equation", "formula", "number")),
+        (r"\pi \approx 3.14", "formula"),
+        ("12 000", "number"),
+        ("2 3", "formula"),
         ("", "unreadable"),
         ("(1, 2", "unreadable"),
         ("1)(2", "unreadable"),
@@ -67,3 +73,31 @@ def test_outline(text: str, expected: object):
 def test_nesting_is_bounded():
     assert "unreadable" in str(read_form("(1," * 20 + "2" + ")" * 20))
     assert read_form("{" * 900 + "5" + "}" * 900).kind == "formula"  # not unwrapped to the end: no number
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("x", "x"),
+        ("f ( x )", "f(x)"),
+        ("x_ {1}", "x_{1}"),
+        (r"\alpha'", r"\alpha'"),
+        ("area", "area"),
+        ("5", ""),
+        (r"\cos x", ""),
+        ("cosx", ""),
+        (r"\ln(x)", ""),
+        (r"\pi", ""),
+        ("x + 1", ""),
+    ],
+)
+def test_name_of(text: str, name: str):
+    assert name_of(text) == name
+
+
+def test_units_and_names_are_kept():
+    assert dict(read_form(r"2\pi cm").unit.powers) == {"centimeter": 1}
+    assert dict(read_form("5 km").unit.powers) == {"kilometer": 1}
+    assert read_form("2 < y \\le 3").name == "y"
+    assert read_form(r"x \in [2, 3]").name == "x"
+    assert read_form("[2, 3]").name == ""

@@ -29,6 +29,12 @@ from opd.eval.answers.numbers import read_number, same_number
         ("5 apples", 5),
         ("5 cm^2", 5),
         ("5 m / s^{2}", 5),
+        ("12 345.5", Fraction("12345.5")),
+        ("12 345 m", 12345),
+        ("1 234/567", Fraction(801, 567)),
+        ("3.5 million", 3_500_000),
+        ("7 dozen eggs", 84),
+        ("25 per cent", 25),
         ("1e-999", Fraction(1, 10**999)),
     ],
 )
@@ -57,6 +63,12 @@ def test_values(text: str, value: Fraction | int):
         r"2\pi",
         "5^2",
         "2e^{t}",
+        "12 34",
+        "12 345 6",
+        "2 * m",
+        "1/T",
+        "3 tenths",
+        "3 negative",
     ],
 )
 def test_no_numbers(text: str):
@@ -80,6 +92,8 @@ def test_no_numbers(text: str):
         ("1234567.0", "1234567.4", False),
         ("62.5%", "0.625", True),
         ("62.5%", "62.5", True),
+        ("1.5%", "1.5", True),
+        ("50%", "0.5", True),
         ("62.5%", "0.625%", False),
         ("62.5%", "6250", False),
         ("0", "0.000", True),
@@ -100,3 +114,23 @@ def test_same_number(first: str, second: str, same: bool):
     assert numbers[1] is not None
     assert same_number(numbers[0], numbers[1]) is same
     assert same_number(numbers[1], numbers[0]) is same
+
+
+@pytest.mark.parametrize(
+    ("extracted", "answer", "same"),
+    [("0.5", "0.5%", True), ("0.5%", "0.5", False), ("1%", "1", False), ("100%", "1", True), ("0%", "0", True)],
+)
+def test_a_percent_sign_may_be_left_out_but_not_added_to_a_share(extracted: str, answer: str, same: bool):
+    numbers = read_number(extracted), read_number(answer)
+    assert numbers[0] is not None
+    assert numbers[1] is not None
+    assert same_number(numbers[0], numbers[1]) is same
+
+
+@pytest.mark.parametrize(
+    ("text", "may_be_product"), [("6m", True), (r"\frac{37}{4} m", True), ("6 m", False), ("6cm", False)]
+)
+def test_a_unit_that_may_be_a_variable(text: str, may_be_product: bool):
+    number = read_number(text)
+    assert number is not None
+    assert number.may_be_product is may_be_product

@@ -26,6 +26,27 @@ from opd.eval.answers.values import same_equation, same_value_everywhere, value_
         (r"\lfloor n/2 \rfloor", r"n/2", False),
         (r"\lfloor \log_2 8 \rfloor", "3", True),
         (r"\lceil n / 2 \rceil", r"\lfloor (n+1)/2 \rfloor", True),
+        (r"\lfloor 2n \rfloor", "2n", False),
+        (r"\lfloor x \rfloor", r"\lceil x \rceil", False),
+        (r"\lfloor x \rfloor + 1", r"\lceil x \rceil", False),  # the same but at whole numbers
+        (r"\lfloor x \rfloor + 1", r"\lfloor x + 1 \rfloor", True),
+        ("x", "|x|", False),
+        (r"\sqrt{x^2}", "x", False),
+        (r"\sqrt{x^2}", "|x|", True),
+        (r"\sqrt{(x-3)^2}", "3-x", False),  # the same below 3
+        ("|x - 20|", "20 - x", False),
+        (r"\ln|x|", r"\ln x", False),
+        (r"\ln x^2", r"2\ln x", True),  # only one of them is defined below 0
+        (r"\sqrt{xy}", r"\sqrt{x}\sqrt{y}", True),
+        (r"\sqrt{x^2 y^2}", "xy", False),
+        (r"(\sqrt{x})^2", "|x|", False),
+        (r"\sqrt{a^2 b}", r"a\sqrt{b}", True),  # positive quantities
+        ("|ab|", "ab", False),
+        (r"\arctan(1/x)", r"\frac{\pi}{2} - \arctan x", False),
+        ("x^{1/3}", r"\sqrt[3]{x}", True),
+        (r"\sqrt{x-5}\sqrt{x-6}", r"\sqrt{(x-5)(x-6)}", True),
+        (r"\sqrt{-4}", "2i", True),
+        ("6!!", "48", True),
         (r"\frac{1}{0}", "1", None),
         ("0^0", "1", None),
         ("9^{9^{9^{9}}}", "5", None),
@@ -49,6 +70,8 @@ def test_same_value_everywhere(first: str, second: str, same: bool | None):
         ("0 = 0", "1 = 1", None),
         ("x = 5", "2x = 10", True),
         ("x = 5", "x^2 = 25", False),
+        ("|x| = 2", "x = 2", False),
+        (r"y = \sqrt{x^2}", "y = |x|", True),
     ],
 )
 def test_same_equation(first: str, second: str, same: bool | None):

@@ -1,6 +1,6 @@
 import pytest
 
-from opd.eval.student import quantile
+from opd.eval.t_distribution import quantile
 
 
 @pytest.mark.parametrize(
