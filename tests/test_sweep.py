@@ -1,5 +1,6 @@
 """Sweeps: what is planned, refused, run, and gone on with."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -12,9 +13,10 @@ from filelock import FileLock
 from omegaconf import OmegaConf
 
 from opd.config import parse_overrides
+from opd.data import Columns, DatasetConfig
 from opd.errors import UserError
 from opd.recipes import shipped_sweeps
-from opd.sweep import plan_sweep, run_sweep
+from opd.sweep import evaluate_teacher, plan_sweep, run_sweep
 
 
 @pytest.fixture
@@ -133,6 +135,16 @@ def test_a_stopped_sweep_leaves_no_run_behind(sweep_file, tmp_path):
     assert sweep.wait(60) == 143
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
     assert str(tmp_path / "out" / "full") not in listed
+
+
+@pytest.mark.parametrize("teacher", [{"url": "http://127.0.0.1:1"}, {"revision": "main"}, {"adapter": "folder"}])
+def test_a_teacher_that_cannot_be_evaluated_here_is_left_out(sweep_file, tmp_path, teacher):
+    (run, *_) = plan_sweep(sweep_file(), {}, tmp_path / "out")
+    heldout = DatasetConfig(str(tmp_path / "prompts.jsonl"), columns=Columns("problem"))
+    teachers = {"default": dataclasses.replace(run.config.teachers["default"], **teacher)}
+    evaluation = dataclasses.replace(run.config.eval, prompts=heldout)
+    config = dataclasses.replace(run.config, teachers=teachers, eval=evaluation)
+    assert evaluate_teacher([dataclasses.replace(run, config=config)], tmp_path / "out") is None
 
 
 def test_the_whole_command_ends_with_the_comparison(sweep_file, tmp_path, model_folder):

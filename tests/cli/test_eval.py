@@ -50,6 +50,8 @@ def test_counts_and_matrix(opd_eval, tmp_path):
     assert low <= results["accuracy"] <= high
     assert "3 problems x 2 samples" in results["notes"][-1]
     _, *samples = (tmp_path / "out" / "data.samples.jsonl").read_text().splitlines()
+    responses = {(row["index"], row["sample"]): row["response"] for row in map(json.loads, samples)}
+    assert len(set(responses.values())) == 6  # each sample has noise of its own
     found = {(row["index"], row["sample"]): row["num_tokens"] for row in map(json.loads, samples)}
     assert found == {(i, s): n for i, row in enumerate(results["rows"]) for s, n in enumerate(row["num_tokens"])}
 
@@ -85,6 +87,11 @@ def test_protocol_fills_what_is_left_open(opd_eval):
     assert settings["chat_template_kwargs"] == {"enable_thinking": False}
     assert "2609.11699" in results["notes"][0]
     assert results["notes"][0].endswith("NOT as there: max_new_tokens 4, not 32768, samples 2, not 8")
+
+
+def test_what_a_paper_does_not_state_is_named(opd_eval):
+    _, _, results = opd_eval(ROWS, "--protocol", "stride", "--samples", "2", "--max-new-tokens", "4")
+    assert "not stated there: temperature 0.7, top_p 1.0, max_new_tokens 4" in results["notes"][0]
 
 
 def test_several_suites_from_a_folder(monkeypatch, capsys, tmp_path, model_folder):

@@ -58,7 +58,7 @@ def run(model_folder, tmp_path_factory, data):
                 "samples": 8,
                 "reward": f"{reward}:score",
             },
-            "checkpoint": {"every": 1, "keep": 1},
+            "checkpoint": {"every": 0, "keep": 1},
         }
     )
     path = tmp_path_factory.mktemp("runs") / "run"
