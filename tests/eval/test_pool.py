@@ -53,6 +53,13 @@ def test_a_hung_task_is_killed_and_the_rest_goes_on(pool: WorkerPool):
     assert time.monotonic() - started_s < 5
 
 
+def test_a_task_over_its_limit_is_ended_by_the_pool_and_not_tried_again(pool: WorkerPool, tmp_path):
+    """The worker's own alarm is for orphans: to the pool it is a crash, and a crashed task is tried again."""
+    tries = tmp_path / "tries"
+    assert pool.run([f"open({str(tries)!r}, 'a').write('x') and __import__('time').sleep(60)"]) == [None]
+    assert tries.read_text() == "x"
+
+
 def test_a_crash_is_retried_once(pool: WorkerPool, tmp_path):
     crash = "__import__('os').kill(__import__('os').getpid(), 11)"
     flag = str(tmp_path / "flag")
