@@ -1,11 +1,10 @@
 """From a recipe to the objects that a run consists of. The only place that knows them all."""
 
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -13,17 +12,17 @@ from accelerate.utils import DistributedDataParallelKwargs, DistributedType
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from opd.alignment.vocabulary import shared_vocabulary
 from opd.clock import Clock
 from opd.config import RunConfig
 from opd.data import load_prompts
-from opd.doctor import examine_teacher
+from opd.doctor import examine_models
 from opd.errors import UserError
 from opd.eval.grading import Grader
 from opd.eval.overlap import problem_key
 from opd.eval.provenance import overlap_notes, overlap_with
 from opd.models import context_limit, output_head
 from opd.objective.learner import Learner
+from opd.pairing import Pairing, pair, unaligned_terms
 from opd.plugins import PromptSource, RolloutController, TermMaker
 from opd.records import Array, Prompt, Sampling
 from opd.registry import CONTROLLERS, PROMPT_SOURCES, TERM_MAKERS
@@ -31,6 +30,7 @@ from opd.rollouts import Contexts, Watch
 from opd.students.hf_sampler import HFSampler
 from opd.students.loading import load_student
 from opd.students.sampler import Sampler
+from opd.teachers.config import weak_name
 from opd.teachers.opening import TeacherFacts, connect, facts_of, open_teachers
 from opd.teachers.pool import TeacherPool
 from opd.tokenization import eos_ids, load_tokenizer
@@ -66,11 +66,11 @@ class Parts:
         """What shows a rollout to the controllers, where the recipe has any."""
         if not self.controllers:
             return None
-        stream = None
+        scoring = None
         if any(controller.needs_scores for controller in self.controllers):
             temperature = self.learner.spec.temperature
-            stream = self.teachers.stream(self.teachers.teacher_for(prompt), context_ids, temperature)
-        return Watch(self.controllers, prompt, slot, context_ids, self.unit, stream)
+            scoring = self.teachers.growing(self.teachers.teacher_for(prompt), prompt, context_ids, temperature)
+        return Watch(self.controllers, prompt, slot, context_ids, self.unit, scoring)
 
     def close(self) -> None:
         """Ends the grader's workers and the update's thread."""
@@ -96,20 +96,24 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     controllers = [CONTROLLERS.load(name, "rollout")(section, config) for name, section in config.rollout.items()]
 
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
-    served = connect(config.teachers)
-    facts = {name: facts_of(name, teacher, served) for name, teacher in config.teachers.items()}
-    vocab = common_vocabulary(tokenizer, facts.values())
+    served = connect(config.frozen)
+    facts = {name: facts_of(name, model, served) for name, model in config.frozen.items()}
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
-    notes = _examined(config, facts, tokenizer, ends, prompts)
+    pairing = pair(tokenizer, ends, facts, config.teachers, config.alignment)
+    for reason in unaligned_terms(dict(zip(config.terms, makers)), pairing, facts):
+        raise UserError(reason)
+    notes = [*_examined(config, facts, pairing, tokenizer, ends, prompts), *pairing.notes, *_unused_references(config)]
     overlap = overlap_with(prompts, heldout) if heldout and accelerator.is_main_process else None
     eval_notes = [*_shared(heldout, selection), *overlap_notes(overlap)]
 
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
-    vocab = min(vocab, output_head(student).weight.shape[0])
+    vocab = min(pairing.vocab, output_head(student).weight.shape[0])
     sampler = _sampler(config, student, vocab, ends, clock, accelerator.distributed_type == DistributedType.FSDP)
     chunk_bytes = config.objective.max_logits_mib * 2**20
-    teachers = open_teachers(config.teachers, served, vocab, device, chunk_bytes, lambda: sampler.busy, clock)
+    vocabs = {name: vocab if name not in pairing.aligners else size for name, size in pairing.vocabs.items()}
+    opened = open_teachers(config.frozen, served, vocabs, device, chunk_bytes, lambda: sampler.busy, clock)
+    teachers = TeacherPool(opened, config.teachers, pairing.aligners, config.alignment.min_byte_coverage)
     needs_heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts)
     learner = Learner(
         student,
@@ -120,6 +124,7 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         heads=teachers.heads(device) if needs_heads else {},
         vocab=vocab,
         temperature=config.loss_temperature,
+        reference=_reference(config, device) if any(maker.needs_reference for maker in makers) else None,
     )
     limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
     contexts = Contexts(tokenizer, min(config.sampling.max_context or limit, limit), config.sampling.max_new_tokens)
@@ -152,18 +157,35 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
 def _examined(
     config: RunConfig,
     facts: dict[str, TeacherFacts],
+    pairing: Pairing,
     tokenizer: PreTrainedTokenizerBase,
     ends: tuple[int, ...],
     prompts: PromptSource,
 ) -> list[str]:
     """What the user should know about the teachers; refuses one that cannot teach this student."""
-    notes, first = [], prompts.at(0, 0, config.batch.prompts)[0]
-    for finding in (found for one in facts.values() for found in examine_teacher(config, one, tokenizer, ends, first)):
+    notes, first = [], prompts.at(0, 0, config.batch.prompts)
+    for finding in examine_models(config, facts, pairing, tokenizer, ends, first):
         if finding.level == "error":
             raise UserError(f"{finding.subject}: {finding.text}; {finding.fix}")
         if finding.level == "warn":
             notes.append(f"{finding.subject}: {finding.text}; {finding.fix}")
     return notes
+
+
+def _unused_references(config: RunConfig) -> list[str]:
+    """A note for each weak reference that is not loaded."""
+    return [
+        f"teachers.{weak_name(name)}: no term of this recipe uses it, so it is not loaded"
+        for name, teacher in config.teachers.items()
+        if teacher.weak_reference is not None and weak_name(name) not in config.frozen
+    ]
+
+
+def _reference(config: RunConfig, device: torch.device) -> nn.Module | Literal["adapters off"]:
+    """The student's frozen start: the recipe's model whatever was learned since, or the base under the adapters."""
+    if config.student.lora is not None:
+        return "adapters off"
+    return load_student(replace(config.student, gradient_checkpointing=False)).to(device)
 
 
 def _update_thread(device: torch.device) -> ThreadPoolExecutor:
@@ -223,9 +245,3 @@ def _sampler(
         copy_weights=sharded,
         clock=clock,
     )
-
-
-def common_vocabulary(tokenizer: PreTrainedTokenizerBase, teachers: Iterable[TeacherFacts]) -> int:
-    """How many ids the student shares with every teacher. Raises `UserError` where they mean different tokens."""
-    own = tokenizer.get_vocab()
-    return min(shared_vocabulary(own, one.tokenizer.get_vocab(), one.field).size for one in teachers)

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from opd.alignment.config import AlignmentConfig
 from opd.errors import UserError
 from opd.eval.config import EvalConfig
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
@@ -20,7 +21,7 @@ from opd.recipes import find_recipe, overlay, read_recipe
 from opd.registry import CONTROLLERS, PROMPT_SOURCES, TERM_MAKERS
 from opd.spelling import nearest
 from opd.students.config import SamplerConfig, SamplingConfig, StudentConfig
-from opd.teachers.config import TeacherConfig
+from opd.teachers.config import FrozenConfig, TeacherConfig, frozen_models
 from opd.validation import check
 
 
@@ -73,6 +74,7 @@ class RunConfig:
     """Teachers by name. A prompt's domain routes it; a single one serves all."""
     prompts: dict[str, Any] = field(default_factory=dict)
     """The prompt source: `type`, and what that source takes."""
+    alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
     rollout: dict[str, Any] = field(default_factory=dict)
     """Rollout controllers by name; a rollout stops when one of them says so."""
     lookahead: int = 0
@@ -86,6 +88,12 @@ class RunConfig:
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     trackers: TrackersConfig = field(default_factory=TrackersConfig)
+
+    @property
+    def frozen(self) -> dict[str, FrozenConfig]:
+        """Every frozen model of the run by name: the teachers, and weak references where a term compares with them."""
+        weak = any(TERM_MAKERS.load(name, "terms").needs_weak_reference for name in self.terms)
+        return frozen_models(self.teachers, weak=weak)
 
     @property
     def loss_temperature(self) -> float:

@@ -61,9 +61,8 @@ def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
     Raises `UserError` naming the file, and the line where one is broken, when it is missing or empty, or lacks a column.
     """
     columns = config.columns
-    _check(config, key)
     prompts: list[Prompt] = []
-    for where, row in _rows(config, key):
+    for where, row in read_rows(config, key):
         if columns.prompt not in row:
             hint = nearest(columns.prompt, row)
             what = f"{where} has no column {columns.prompt!r}{hint}"
@@ -157,8 +156,9 @@ def check_path(name: str, key: str) -> None:
         raise UserError(f"{key}.path: no such file {name!r}")
 
 
-def _rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(place for messages, row) of each row."""
+def read_rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(place for messages, row) of each row. Raises `UserError` for options that cannot work, and as `load_prompts` does."""
+    _check(config, key)
     check_path(config.path, key)
     path = resolve(config.path) if is_tiny(config.path) else Path(config.path).expanduser()
     if not path.is_file():

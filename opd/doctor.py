@@ -1,5 +1,6 @@
 """What would make numbers silently wrong, found from tokenizers, templates and configurations alone."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -7,14 +8,17 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from opd.alignment.aligner import Aligner
+from opd.alignment.coverage import Coverage
 from opd.alignment.vocabulary import shared_vocabulary
 from opd.config import RunConfig
 from opd.errors import UserError
 from opd.locate import locate
 from opd.models import model_limits
+from opd.pairing import Pairing, pair, unaligned_terms
 from opd.records import Prompt
-from opd.registry import PROMPT_SOURCES
-from opd.teachers.opening import TeacherFacts, connect, facts_of
+from opd.registry import PROMPT_SOURCES, TERM_MAKERS
+from opd.teachers.opening import TeacherFacts, base_key, connect, facts_of
 from opd.tokenization import eos_ids, load_tokenizer, render, render_text
 
 SAMPLE = 256  # prompts whose length is measured
@@ -41,26 +45,61 @@ def examine(config: RunConfig) -> list[Finding]:
     findings += _head(
         "student.model", model_limits(config.student.model, "student.model", config.student.revision)[1], tokenizer
     )
-    served = connect(config.teachers)
-    for name, teacher in config.teachers.items():
-        findings += examine_teacher(config, facts_of(name, teacher, served), tokenizer, ends, prompts[0])
+    served = connect(config.frozen)
+    facts = {name: facts_of(name, model, served) for name, model in config.frozen.items()}
+    pairing = pair(tokenizer, ends, facts, config.teachers, config.alignment)
+    makers = {name: TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()}
+    findings += [Finding("error", "terms", text, "choose such a term") for text in unaligned_terms(makers, pairing, facts)]
+    findings += [Finding("warn", "family", note, "choose a weak model of its family") for note in pairing.notes]
+    findings += examine_models(config, facts, pairing, tokenizer, ends, prompts)
     return [*findings, _memory(config)]
 
 
-def examine_teacher(
-    config: RunConfig, teacher: TeacherFacts, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], prompt: Prompt
+def examine_models(
+    config: RunConfig,
+    facts: Mapping[str, TeacherFacts],
+    pairing: Pairing,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: tuple[int, ...],
+    prompts: Sequence[Prompt],
 ) -> list[Finding]:
-    """Whether one teacher and the student mean the same: ids, EOS, template, vocabulary, context. A run looks too."""
-    field, other = teacher.field, teacher.tokenizer
-    maps = _vocabularies(field, tokenizer, other, ends)
-    if maps[-1].level == "error":
-        return maps  # nothing else about this teacher means anything
+    """Whether each frozen model and the student mean the same: tokens, EOS, template, vocabulary, context. A run looks
+    too."""
+    findings: list[Finding] = []
+    for name, one in facts.items():
+        aligner = pairing.aligners.get(name)
+        if aligner is None:
+            findings += _vocabularies(one.field, tokenizer, one.tokenizer, ends)
+            findings += _same_eos(one.field, tokenizer, ends, one.eos_ids)
+            findings += _same_rendering(one.field, tokenizer, one.tokenizer, prompts[0])
+            findings += _context(config, one.field, one.max_context)
+        else:
+            findings += _alignment(config, one, aligner, tokenizer, prompts)
+        findings += _head(one.field, one.num_rows, one.tokenizer)
+    return findings
+
+
+def _alignment(
+    config: RunConfig, teacher: TeacherFacts, aligner: Aligner, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
+) -> list[Finding]:
+    """How well a model with another tokenizer can follow the student, measured on the prompts' own text."""
+    found = Coverage()
+    for prompt in prompts:
+        ids = tokenizer(prompt.problem or prompt.text or "", add_special_tokens=False)["input_ids"]
+        found += Coverage.of(aligner.align(np.asarray(ids, np.int32), aligner.context(prompt)))
+    share = f"{found.byte_coverage:.1%} of the bytes of {len(prompts)} prompts are aligned"
+    text = f"differ from the student's; {share}, {found.one_to_one_share:.1%} of the tokens one to one"
+    floor = config.alignment.min_byte_coverage
+    low = found.byte_coverage < floor
+    fix = f"see opd align; a step below alignment.min_byte_coverage={floor} stops the run" if low else ""
+    masked = [row.token for row in aligner.special_table if row.how == "masked"]
+    shown = ", ".join(masked[:3]) + (", ..." if len(masked) > 3 else "")
+    special = f"{len(masked)} of the student's have no counterpart and are not trained ({shown})" if masked else "all mapped"
+    first = teacher.tokenizer.decode(aligner.context(prompts[0]))
     return [
-        *maps,
-        *_same_eos(field, tokenizer, ends, teacher.eos_ids),
-        *_same_rendering(field, tokenizer, other, prompt),
-        *_head(field, teacher.num_rows, other),
-        *_context(config, field, teacher.max_context),
+        Finding("warn" if low else "ok", f"{teacher.field} tokens", text, fix),
+        Finding("ok", f"{teacher.field} special tokens", special),
+        Finding("ok", f"{teacher.field} template", f"its own; the first prompt becomes {first!r}"),
     ]
 
 
@@ -178,9 +217,13 @@ def _memory(config: RunConfig) -> Finding:
     student, _ = _parameters(config.student.model, "student.model", config.student.revision)
     master = size[config.student.dtype]
     trained = student if config.student.lora is None else 0
+    makers = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
+    copies = 2 if trained and any(maker.needs_reference for maker in makers) else 1  # the frozen start beside the student
     sampler = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
-    total = student * master + trained * 3 * master + (0 if sampler == config.student.dtype else student * size[sampler])
-    for name, teacher in config.teachers.items():
+    total = copies * student * master + trained * 3 * master
+    total += 0 if sampler == config.student.dtype else student * size[sampler]
+    bases = {base_key(model): (name, model) for name, model in config.frozen.items()}  # those that share one count once
+    for name, teacher in bases.values():
         if teacher.urls or teacher.model is None:
             continue  # somewhere else
         count, stored = _parameters(teacher.model, f"teachers.{name}.model", teacher.revision)

@@ -1,9 +1,8 @@
 """`opd.evaluate`: how often a model's answers are right, with the matrix that says so for each problem and sample."""
 
 import asyncio
-import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from opd.errors import UserError
 from opd.eval.options import EvalOptions
 from opd.eval.suites import Loaded
 from opd.files import explain_unwritable, write_text
-from opd.records import Prompt, Sampling
+from opd.records import Prompt
 
 if TYPE_CHECKING:
     from opd.eval.models import Opened
@@ -70,7 +69,7 @@ def evaluate_suites(
         overlap, notes = _provenance(checkpoint, suite.problems) if checkpoint else (None, [])
         result = {
             "suite": suite.name,
-            "model": f"{checkpoint.run.name}/{checkpoint.path.name}" if checkpoint else _public_name(model),
+            "model": f"{checkpoint.run.name}/{checkpoint.path.name}" if checkpoint else public_name(model),
             "step": checkpoint.step if checkpoint else None,
             "settings": settings,
             **body,
@@ -121,28 +120,16 @@ async def _evaluate_one(
     opened: "Opened", suite: Loaded, out: Path, options: EvalOptions, begin: Mapping[str, bool], bar: Any
 ) -> dict[str, Any]:
     """Samples what is left of one suite, and grades all of it."""
-    from opd.eval.evaluate import fitting, matrix, sample_pairs
+    from opd.eval.evaluate import fitting, matrix
     from opd.eval.grading import Grader
-    from opd.eval.samples import Sampled, SampleFile
+    from opd.eval.sampling import sample_to_file
     from opd.eval.summary import summarise
 
     problems, contexts = suite.problems, opened.contexts
     ids = fitting(problems, contexts)
-    header = {"model": opened.identity, **options.fixing_numbers(), "prompts": _digest(ids.values())}
-    file = SampleFile(out / f"{suite.name}.samples.jsonl", header, **begin)
-    pairs = [(place, sample) for place in ids for sample in range(options.samples)]
-    blocks = file.blocks(pairs, opened.block)
-    sampling = Sampling(options.temperature, options.top_p, options.top_k, presence_penalty=options.presence_penalty)
-    task = bar.add_task(suite.name, total=len(pairs), completed=len(file.done))
-
-    def done(sampled: Sampled) -> None:
-        file.add(sampled)
-        bar.advance(task)
-
     with Grader(options.time_limit_s, verifier=options.reward or suite.reward) as grader:
-        for block in blocks:
-            await sample_pairs(opened.sampler, problems, ids, contexts, sampling, options.seed, block, done)
-        rows = matrix(problems, file.done, grader)
+        samples = await sample_to_file(opened, problems, ids, out / f"{suite.name}.samples.jsonl", options, bar, **begin)
+        rows = matrix(problems, samples, grader)
     summary = summarise(rows)
     skipped = len(problems) - len(ids)
     short = sum(contexts.room(context) < options.max_new_tokens for context in ids.values())
@@ -163,14 +150,6 @@ def _provenance(checkpoint: "Checkpoint", problems: Sequence[Prompt]) -> tuple[d
     return overlap, [*notes, *overlap_notes(overlap)]
 
 
-def _public_name(model: str) -> str:
+def public_name(model: str) -> str:
     """A model's name for others to read: a folder's own name without the way to it."""
     return Path(model).name if Path(model).expanduser().is_dir() else model
-
-
-def _digest(contexts: Iterable[Any]) -> str:
-    """Of all prompts as the model sees them."""
-    digest = hashlib.blake2b(digest_size=16)
-    for ids in contexts:
-        digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
-    return digest.hexdigest()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opd.alignment.coverage import Coverage
 from opd.objective.batching import Taught
 from opd.records import Rollout
 from opd.teachers.pool import Tally
@@ -16,6 +17,7 @@ class Landed:
     taught: list[Taught]
     num_skipped: int  # prompts too long for the context
     num_floored: int  # log-probs of the teachers raised to the floor
+    coverage: Coverage  # of the texts that were aligned for teachers with other tokenizers
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,11 @@ class Flight:
         return [rollout for rollout in await asyncio.gather(*self.sampling) if rollout is not None]
 
     async def landed(self) -> Landed:
-        """The rollouts with their terms, in the order of the slots."""
+        """The rollouts with their terms, in the order of the slots. Raises `UserError` where too little could be aligned."""
         results = await asyncio.gather(*self.teaching)
+        self.tally.check_coverage()
         taught = [pair for pair in results if pair is not None]
-        return Landed(taught, len(results) - len(taught), self.tally.num_floored)
+        return Landed(taught, len(results) - len(taught), self.tally.num_floored, self.tally.coverage)
 
     async def cancel(self) -> None:
         """Gives up what is not done yet."""

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from opd.errors import UserError
 from opd.processes import die_with_parent
-from opd.teachers.config import TeacherConfig
+from opd.teachers.config import FrozenConfig
 
 POLL_S = 0.2
 STOP_S = 40.0  # a server that was asked to stop answers what it accepted first
@@ -56,39 +56,44 @@ class ServerPlan:
         return ["serve", "teacher", *self.arguments, *address, *(["--token-file", token] if token else [])]
 
 
-def server_plans(teachers: Mapping[str, TeacherConfig]) -> list[ServerPlan]:
+def server_plans(teachers: Mapping[str, FrozenConfig]) -> list[ServerPlan]:
     """One plan for each address in the recipe; teachers that share an address share its process.
 
     Raises `UserError` where a teacher at an address names no model, or two of them want different ones.
     """
-    sharing: dict[str, dict[str, TeacherConfig]] = {}
+    sharing: dict[str, dict[str, FrozenConfig]] = {}
     for name, config in teachers.items():
         for url in config.urls:
             sharing.setdefault(url, {})[name] = config
     return [_plan(url, group) for url, group in sharing.items()]
 
 
-def _plan(url: str, group: Mapping[str, TeacherConfig]) -> ServerPlan:
+def _plan(url: str, group: Mapping[str, FrozenConfig]) -> ServerPlan:
     bases = {name: _base_arguments(name, config) for name, config in group.items()}
     first = next(iter(bases))
     for name, arguments in bases.items():
         if arguments != bases[first] or group[name].token_file != group[first].token_file:
             raise UserError(
-                f"teachers.{name}.url: {url} is shared with {first}, which differs in more than its adapter; "
+                f"teachers.{name}.url: {url} is shared with {first}, which differs in more than adapter and active_experts; "
                 "give each its own address"
             )
     plan = ServerPlan(url, tuple(group), (), group[first].token_file)
     if plan.is_local and (urlsplit(url).scheme != "http" or urlsplit(url).path):
         raise UserError(f"teachers.{first}.url: a server started here is at http://HOST:PORT, which {url} is not")
-    adapters = [f"{name}={config.adapter}" for name, config in group.items() if config.adapter is not None]
-    arguments = (*bases[first], *(word for pair in adapters for word in ("--adapter", pair)))
-    return replace(plan, arguments=arguments)
+    arguments = list(bases[first])
+    for name, config in group.items():
+        called = config.served_as or name
+        if config.adapter is not None:
+            arguments += ["--adapter", f"{called}={config.adapter}"]
+        if config.active_experts is not None:
+            arguments += ["--active-experts", f"{called}={config.active_experts}"]
+    return replace(plan, arguments=tuple(arguments))
 
 
-def _base_arguments(name: str, config: TeacherConfig) -> tuple[str, ...]:
+def _base_arguments(name: str, config: FrozenConfig) -> tuple[str, ...]:
     if config.model is None:
         raise UserError(f"teachers.{name}.model is missing: name what is to be served at {config.url}")
-    defaults = TeacherConfig()
+    defaults = FrozenConfig()
     words = ["--model", config.model]
     for option in ("revision", "dtype", "attention", "max_batch_tokens"):
         if getattr(config, option) != getattr(defaults, option):

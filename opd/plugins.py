@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from opd.records import Progress, Prompt, Rollout, ScoreRequest, Scores, Term
+from opd.records import Array, Progress, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Term, Turn
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -17,7 +17,16 @@ class Models(Protocol):
         ...
 
     async def score(self, model: str, request: ScoreRequest) -> Scores:
-        """The answer of the frozen model called `model`."""
+        """The answer of the frozen model called `model`, about its own tokens."""
+        ...
+
+    def align(self, model: str, prompt: Prompt, turn: Turn) -> SpanMap | None:
+        """The turn beside the model's tokens of the same text; None where the model reads the student's own tokens."""
+        ...
+
+    def same_bytes(self, model: str) -> Array | None:
+        """[V] int32: the model's id for each of the student's ids, -1 where it has no token of the same bytes; None where
+        the model reads the student's own tokens."""
         ...
 
 
@@ -61,6 +70,9 @@ class TermMaker(Protocol):
     Config: ClassVar[type]
     num_student_topk: int  # how many of the student's own most likely tokens it wants with each sampled one
     needs_hidden: bool  # whether it asks for hidden states, so that the learner needs the teachers' output heads
+    needs_reference: bool  # whether its terms refer to the student's frozen start
+    needs_weak_reference: ClassVar[bool]  # whether it compares a teacher with the weak reference of its family
+    across_tokenizers: bool  # whether it can learn from a teacher that reads with another tokenizer
 
     def __init__(self, config: Any, run: "RunConfig") -> None: ...
 

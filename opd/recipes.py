@@ -16,13 +16,18 @@ SHIPPED = Path(__file__).parent / "configs"
 
 
 def shipped_recipes() -> Iterator[tuple[str, str]]:
-    """(name, first comment line) of each shipped recipe, sorted. Names use slashes below `configs/`."""
-    return (row for row in _shipped() if not row[0].startswith(("accelerate/", "sweeps/")))
+    """(name, first comment line) of each shipped recipe of `opd train`, sorted. Names use slashes below `configs/`."""
+    return (row for row in _shipped() if not row[0].startswith(("accelerate/", "sweeps/", "sft/")))
 
 
 def shipped_sweeps() -> Iterator[tuple[str, str]]:
     """(name, first comment line) of each shipped sweep, sorted."""
     return (row for row in _shipped() if row[0].startswith("sweeps/"))
+
+
+def shipped_sft() -> Iterator[tuple[str, str]]:
+    """(name, first comment line) of each shipped recipe of `opd sft`, sorted."""
+    return (row for row in _shipped() if row[0].startswith("sft/"))
 
 
 def _shipped() -> Iterator[tuple[str, str]]:

@@ -4,19 +4,22 @@ import asyncio
 import resource
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
+from opd.alignment.coverage import Coverage
 from opd.assembly import Parts
 from opd.config import RunConfig
 from opd.eval.provenance import results_of
 from opd.flight import Landed
+from opd.judging import judge
 from opd.model_card import model_card
 from opd.objective.batching import Taught, num_trainable
 from opd.progress import ProgressBar
-from opd.records import Rollout, ScoreRequest
+from opd.records import Rollout
 from opd.run_directory import RunDirectory
 from opd.tokenization import render_text
 from opd.trackers import Tracker
@@ -46,6 +49,9 @@ class Recorder:
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
         if self.parts.controllers:
             figures |= {"discarded_tokens": counts["discarded_tokens"], "stopped_rate": counts["stopped"] / rollouts}
+        if (aligned := sum(gather_object([landed.coverage]), Coverage())).units:
+            figures |= {"align/byte_coverage": aligned.byte_coverage, "align/token_coverage": aligned.token_coverage}
+            figures |= {"align/one_to_one": aligned.one_to_one_share}
         figures["staleness"] = counts["staleness"] / max(1, counts["sampled_tokens"])
         figures["response_tokens"] = counts["sampled_tokens"] / rollouts
         figures |= {f"{name}_rate": counts[name] / rollouts for name in ("eos", "truncated")}
@@ -74,7 +80,7 @@ class Recorder:
         figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
         self.evaluations["before" if step == 0 else "after"] = {
             "accuracy": figures["accuracy"],
-            "reverse_kl": figures.get("reverse_kl"),
+            "reverse_kl": figures.get("reverse_kl", figures.get("reverse_kl_sampled")),
         }
         self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result, **timings})
         for tracker in self.trackers:
@@ -82,7 +88,7 @@ class Recorder:
         best = step > 0 and figures.get("selection_accuracy", -1.0) > self.selection.get("accuracy", -1.0)
         if best:
             self.selection = {"step": step, "accuracy": figures["selection_accuracy"]}
-        kl = figures.get("reverse_kl")
+        kl = figures.get("reverse_kl", figures.get("reverse_kl_sampled"))
         rates = f"no answer {figures['no_answer_rate']:.1%}, truncated {figures['truncated_rate']:.1%}"
         self.bar.say(
             f"eval after step {step}: accuracy {figures['accuracy']:.1%} ({rates})"
@@ -136,17 +142,19 @@ class Recorder:
             tracker.log_rollouts(step, rows)
 
     async def _row(self, rollout: Rollout) -> dict[str, Any]:
-        """`advantages`: the teacher's log-prob of each sampled token, less the student's.
+        """`advantages`: the teacher's log-prob of each sampled token, less the student's; null where it has no counterpart.
 
-        Left out where the sampler's log-probs are of another distribution than the loss's.
+        With another tokenizer both are those of the aligned unit, shared equally among its tokens. Left out where the
+        sampler's log-probs are of another distribution than the loss's.
         """
         turn, tokenizer = rollout.turns[-1], self.parts.tokenizer
         advantages = {}
         if self._comparable:
-            request = ScoreRequest(turn.context_ids, turn.sampled_ids, temperature=self.config.loss_temperature)
-            scores = await self.parts.teachers.score(self.parts.teachers.teacher_for(rollout.prompt), request)
-            assert scores.logps is not None
-            advantages["advantages"] = [round(float(gap), 4) for gap in scores.logps - turn.sampler_logps]
+            pool = self.parts.teachers
+            model, last = pool.teacher_for(rollout.prompt), replace(rollout, turns=(turn,))
+            judged = await judge(pool, model, last, temperature=self.config.loss_temperature)
+            gaps = judged.split - judged.own(turn.sampler_logps)
+            advantages["advantages"] = [round(float(gap), 4) if known else None for gap, known in zip(gaps, judged.mask)]
         return {
             "id": rollout.prompt.id,
             "slot": rollout.slot,

@@ -148,6 +148,9 @@ class Turn:
 class Progress:
     """A turn that is still being sampled, as a rollout controller sees it after each unit of tokens.
 
+    With a teacher of another tokenizer, `logps` has the leading m <= n tokens whose scores further text cannot change, and
+    NaN for tokens that have no counterpart; otherwise m = n.
+
     Example: `Progress(prompt, slot=0, context_ids=np.array([1, 5]), sampled_ids=np.array([4, 2]), logps=None)`
     """
 
@@ -155,7 +158,7 @@ class Progress:
     slot: int
     context_ids: Array  # [c] int32
     sampled_ids: Array  # [n] int32, so far
-    logps: Array | None  # [n] float32, the teacher's log-probs of them, where the controller needs scores
+    logps: Array | None  # [m] float32, the teacher's log-probs of them, where the controller needs scores; see below
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +228,63 @@ class Scores:
 
 
 @dataclass(frozen=True, eq=False)
+class SpanMap:
+    """A turn's sampled tokens beside a teacher's tokens of the same text.
+
+    The u units partition both sequences in order: unit z holds student tokens `student_ends[z-1]:student_ends[z]` (at
+    least one) and teacher tokens `teacher_ends[z-1]:teacher_ends[z]` (none, in some units that are not aligned).
+
+    Example: `SpanMap(context_ids, token_ids, student_ends=np.array([2, 3]), teacher_ends=np.array([1, 2]),
+    num_bytes=np.array([4, 0]), aligned=np.array([True, True]))`
+    """
+
+    context_ids: Array  # [c] int32, the conversation as the teacher sees it
+    token_ids: Array  # [m] int32, the teacher's tokens of what the student sampled
+    student_ends: Array  # [u] int32, strictly ascending; the last is n
+    teacher_ends: Array  # [u] int32, ascending; the last is m
+    num_bytes: Array  # [u] int32, of the student's text; 0 for tokens without text, such as EOS
+    aligned: Array  # [u] bool: both sides spell the same bytes there, or mean the same special token
+    settled: int = 0  # leading units that no further text can change
+
+    @property
+    def student_sizes(self) -> Array:
+        """[u] student tokens of each unit."""
+        return np.diff(self.student_ends, prepend=0)
+
+    @property
+    def teacher_sizes(self) -> Array:
+        """[u] teacher tokens of each unit."""
+        return np.diff(self.teacher_ends, prepend=0)
+
+    @property
+    def one_to_one(self) -> Array:
+        """[u] bool: aligned, a token on either side."""
+        return self.aligned & (self.student_sizes == 1) & (self.teacher_sizes == 1)
+
+    @property
+    def unit_starts(self) -> Array:
+        """[n] bool: the first student token of each unit."""
+        starts = np.zeros(int(self.student_ends[-1]) if len(self.student_ends) else 0, bool)
+        starts[(self.student_ends - self.student_sizes)] = True
+        return starts
+
+    def per_token(self, of_units: Array) -> Array:
+        """[n]: what each unit has [u], for each of its student tokens."""
+        return np.repeat(of_units, self.student_sizes)
+
+    def reduce(self, logps: Array, rule: Literal["split", "mean"]) -> Array:
+        """[n] float32: the teacher's log-probs [m] of its tokens, brought to the student's tokens.
+
+        `split` shares a unit's sum equally among its student tokens, which keeps the total; `mean` gives each the mean over
+        the unit's teacher tokens (CompassOPD, arXiv 2609.10154, A.4). 0 where a unit is not aligned.
+        """
+        sums = np.diff(np.concatenate([[0.0], np.cumsum(logps, dtype=np.float64)])[self.teacher_ends], prepend=0.0)
+        sizes = self.student_sizes if rule == "split" else self.teacher_sizes
+        of_units = np.where(self.aligned, sums / np.maximum(sizes, 1), 0.0)
+        return self.per_token(of_units).astype(np.float32)
+
+
+@dataclass(frozen=True, eq=False)
 class TopK:
     """A distribution known at k tokens of each position.
 
@@ -234,6 +294,8 @@ class TopK:
     ids: Array  # [n, k] int32; -1 marks an absent entry
     logps: Array  # [n, k] float32
     tail: Array  # [n] float32, the mass outside
+    unknown: Array | None = None  # [n, k] bool: tokens that this side does not have; the other is compared given it has not
+    # drawn one of them
 
 
 @dataclass(frozen=True, eq=False)

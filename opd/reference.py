@@ -44,10 +44,12 @@ def _default(field: "dataclasses.Field[Any]") -> str:
 
 
 def _strings_below(kind: type) -> dict[str, str]:
-    """The string literal that follows each annotated field in the class body."""
+    """The string literal that follows each annotated field in the class body, those of its bases included."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__[1:-1]):
+        texts |= _strings_below(base)
     body = ast.parse(dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
-    texts: dict[str, str] = {}
     for field, after in zip(body.body, body.body[1:]):
         named = isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if named and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):

@@ -46,6 +46,8 @@ TERM_MAKERS = Registry(
     "term maker",
     "opd.term_makers",
     {
+        "compass": "opd.strategies.compass:Compass",
         "reverse_kl": "opd.strategies.reverse_kl:ReverseKL",
+        "shared_topk": "opd.strategies.shared_topk:SharedTopK",
     },
 )

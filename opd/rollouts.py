@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from opd.plugins import RolloutController
 from opd.records import Array, Chunk, Progress, Prompt, Rollout, SampleRequest, Sampling, Turn
 from opd.students.sampler import Sampler
-from opd.teachers.stream import ScoreStream
+from opd.teachers.growing import AlignedScoring, OwnScoring
 from opd.tokenization import render
 
 
@@ -45,13 +45,12 @@ class Watch:
         slot: int,
         context_ids: Array,
         unit: int,
-        stream: ScoreStream | None,
+        scoring: OwnScoring | AlignedScoring | None,
     ) -> None:
         self.controllers, self.prompt, self.slot, self.context_ids = controllers, prompt, slot, context_ids
-        self.unit, self.stream = unit, stream
+        self.unit, self.scoring = unit, scoring
         self.stopped_at: int | None = None
         self._ids = np.zeros(0, np.int32)
-        self._logps = np.zeros(0, np.float32)
         self._seen = 0
         self._looking: asyncio.Task[None] | None = None
 
@@ -74,19 +73,17 @@ class Watch:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
-        if self.stream is not None:
-            self.stream.close()
+        if self.scoring is not None:
+            self.scoring.close()
 
     async def _look(self) -> None:
         """Whole units only: a turn's last few tokens cannot be stopped any more."""
         while self.stopped_at is None and len(self._ids) - self._seen >= self.unit:
             whole = len(self._ids) // self.unit * self.unit
-            if self.stream is not None:
-                scores = await self.stream.append(len(self.context_ids) + self._seen, self._ids[self._seen : whole])
-                assert scores.logps is not None
-                self._logps = np.concatenate([self._logps, scores.logps])
+            if isinstance(self.scoring, OwnScoring):
+                await self.scoring.logps(self._ids[:whole])  # in one request, which the loop then reads
             for end in range(self._seen + self.unit, whole + 1, self.unit):
-                logps = None if self.stream is None else self._logps[:end]
+                logps = None if self.scoring is None else await self.scoring.logps(self._ids[:end])
                 progress = Progress(self.prompt, self.slot, self.context_ids, self._ids[:end], logps)
                 if any(controller.stops(progress) for controller in self.controllers):
                     self.stopped_at = end

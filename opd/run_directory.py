@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ class RunDirectory:
     Raises `UserError` for a directory in use, for one that holds something else, or for a resume with another recipe.
     """
 
-    def __init__(self, path: Path, config: RunConfig, *, resume: bool, overwrite: bool, writer: bool = True) -> None:
+    RECIPE = "config.yaml"
+
+    def __init__(self, path: Path, config: Any, *, resume: bool, overwrite: bool, writer: bool = True) -> None:
         self.path, self.config, self.resume, self.writer = path.absolute(), config, resume, writer
         if not writer:
             return  # another process of the run owns the files
@@ -59,7 +61,7 @@ class RunDirectory:
                 shutil.rmtree(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
-            write_text(self.path / "config.yaml", to_yaml(self.config))
+            write_text(self.path / self.RECIPE, self._recipe())
             self._truncate_metrics(step)
 
     def close(self) -> None:
@@ -96,30 +98,44 @@ class RunDirectory:
     def _refuse_conflicts(self, overwrite: bool) -> bool:
         """Whether the directory holds a run; refuses one that was not to be touched."""
         path = self.path
-        used = (path / "env.json").exists() and (path / "config.yaml").exists()
+        used = (path / "env.json").exists() and (path / self.RECIPE).exists()
         if used and not (self.resume or overwrite):
             raise UserError(f"--out: {path} holds a run; continue it with --resume or replace it with --overwrite")
         if not used and path.exists() and any(path.iterdir()):
             raise UserError(f"--out: {path} holds files that are no run's; name another folder")
         if used and self.resume:
-            refuse_other_recipe(path, self.config)
+            self._refuse_other_recipe()
         return used
+
+    def _recipe(self) -> str:
+        return to_yaml(self.config)
+
+    def _refuse_other_recipe(self) -> None:
+        refuse_other_recipe(self.path, self.config)
 
 
 def refuse_other_recipe(run: Path, config: RunConfig, free_sections: Container[str] = FREE_TO_CHANGE) -> None:
     """Raises `UserError` where the run in `run` began with another recipe, but for what may change."""
     try:
-        before = _flat(to_mapping(build_config(read_recipe(run / "config.yaml"))))
+        before = to_mapping(build_config(read_recipe(run / "config.yaml")))
     except UserError as error:
         raise UserError(f"{run / 'config.yaml'} is damaged ({error}); restore it, or use --overwrite") from None
-    now = _flat(to_mapping(config))
-    for key in sorted(before.keys() | now.keys()):
+
+    def free(key: str) -> bool:
         section, field = key.partition(".")[0], key.rpartition(".")[2]
         chooses = key.startswith("eval.selection")  # accuracies on other problems could not be compared
-        free = (section in free_sections and not chooses) or (section == "teachers" and field in MAY_MOVE)
-        if not free and before.get(key) != now.get(key):
+        return (section in free_sections and not chooses) or (section == "teachers" and field in MAY_MOVE)
+
+    refuse_differences(run, before, to_mapping(config), free)
+
+
+def refuse_differences(run: Path, before: Mapping[str, Any], now: Mapping[str, Any], free: Callable[[str], bool]) -> None:
+    """Raises `UserError` naming the first dotted key that has another value now and is not `free` to have one."""
+    old, new = _flat(before), _flat(now)
+    for key in sorted(old.keys() | new.keys()):
+        if not free(key) and old.get(key) != new.get(key):
             raise UserError(
-                f"{key}: the run in {run} began with {before.get(key)!r}, not {now.get(key)!r}; "
+                f"{key}: the run in {run} began with {old.get(key)!r}, not {new.get(key)!r}; "
                 "resume it with the same recipe, or name another --out"
             )
 

@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from opd.data import DatasetConfig, check_path
@@ -9,7 +10,7 @@ from opd.errors import UserError
 from opd.locate import check_location
 from opd.registry import CONTROLLERS, TERM_MAKERS
 from opd.teachers.client.addresses import check_addresses
-from opd.teachers.config import TeacherConfig
+from opd.teachers.config import FrozenConfig, TeacherConfig, frozen_models
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -47,7 +48,7 @@ def check(config: "RunConfig") -> None:
 def check_files(config: "RunConfig") -> None:
     """Refuses models and files that do not exist, without loading any. Raises `UserError` naming the field."""
     check_location(config.student.model, "student.model")
-    for name, teacher in config.teachers.items():
+    for name, teacher in config.frozen.items():
         if teacher.model is not None and not teacher.urls:  # the folder may be on the server's machine alone
             check_location(teacher.model, f"teachers.{name}.model")
             if teacher.adapter is not None:
@@ -89,6 +90,7 @@ def _check_ranges(config: "RunConfig") -> None:
         "optimizer.weight_decay": config.optimizer.weight_decay,
         "optimizer.max_grad_norm": config.optimizer.max_grad_norm,
         "optimizer.warmup_ratio": config.optimizer.warmup_ratio,
+        "alignment.min_byte_coverage": config.alignment.min_byte_coverage,
     }
     shares = {"sampling.top_p": config.sampling.top_p, "eval.top_p": config.eval.top_p}
     for key, value in at_least_1.items():
@@ -109,10 +111,25 @@ def _check_ranges(config: "RunConfig") -> None:
             f"optimizer.warmup_ratio is {config.optimizer.warmup_ratio}: it is a share of the updates, at most 1"
         )
     for name, teacher in config.teachers.items():
-        _check_teacher(f"teachers.{name}", teacher)
+        _check_weak_reference(f"teachers.{name}.weak_reference", teacher)
+    for name, model in frozen_models(config.teachers, weak=True).items():
+        _check_frozen(f"teachers.{name}", model)
 
 
-def _check_teacher(field: str, teacher: TeacherConfig) -> None:
+def _check_weak_reference(field: str, teacher: TeacherConfig) -> None:
+    """A weak reference without a model of its own is the teacher with fewer experts, and takes everything else from it."""
+    weak = teacher.weak_reference
+    if weak is None or weak.model is not None or weak.url is not None:
+        return
+    if weak.active_experts is None:
+        raise UserError(f"{field}.model is missing: set it, or {field}.active_experts for the teacher with fewer experts")
+    own = replace(FrozenConfig(), active_experts=weak.active_experts, served_as=weak.served_as)
+    for one in fields(FrozenConfig):
+        if getattr(weak, one.name) != getattr(own, one.name):
+            raise UserError(f"{field}.{one.name} has no effect without {field}.model: the teacher's is used; leave it out")
+
+
+def _check_frozen(field: str, teacher: FrozenConfig) -> None:
     if teacher.model is None and not teacher.urls:
         raise UserError(f"{field}.model is missing: set it in the recipe or as {field}.model=VALUE, or give {field}.url")
     if teacher.urls:
@@ -124,9 +141,9 @@ def _check_teacher(field: str, teacher: TeacherConfig) -> None:
             raise UserError(f"{field}.{key} has no effect without {field}.url; leave it out")
     if teacher.digest is not None and not re.fullmatch(r"[0-9a-fA-F]{32}", teacher.digest):
         raise UserError(f"{field}.digest is {teacher.digest!r}: it must be the 32 hex digits that the server prints")
-    at_least = {"max_batch_tokens": 1, "max_in_flight": 1}
+    at_least = {"max_batch_tokens": 1, "max_in_flight": 1, "active_experts": 1}
     for key, least in at_least.items():
-        if getattr(teacher, key) < least:
+        if (value := getattr(teacher, key)) is not None and value < least:
             raise UserError(f"{field}.{key} is {getattr(teacher, key)}: it must be at least {least}")
     if not teacher.logp_floor < 0 or not math.isfinite(teacher.logp_floor):
         raise UserError(f"{field}.logp_floor is {teacher.logp_floor}: it must be negative")

@@ -41,6 +41,11 @@ def adapter_digest(base: str, state: Mapping[str, Tensor]) -> str:
     return _combined(base, *(f"{name} {tensor_digest(tensor)}" for name, tensor in sorted(state.items())))
 
 
+def experts_digest(weights: str, active_experts: int) -> str:
+    """Digest of the weights of this digest with so many experts at work."""
+    return _combined(weights, f"active_experts {active_experts}")
+
+
 def weights_digest(model: nn.Module) -> str:
     """Digest of the names, types, shapes and bytes of a model's parameters and persistent buffers.
 

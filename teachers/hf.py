@@ -19,6 +19,7 @@ from opd.errors import UserError
 from opd.models import cache_argument, decoder, load_causal_lm, output_head
 from opd.records import Array, ScoreRequest, Scores
 from opd.teachers.adapters import Adapters
+from opd.teachers.experts import Experts
 from opd.teachers.kv_streams import PassCache, Row, Streams, agrees, can_cache, open_row
 from opd.teachers.planning import plan
 from opd.teachers.scoring import read_states
@@ -40,6 +41,12 @@ class View:
     vocab: int  # ids in use: rows of the head beyond are padding
     logp_floor: float = -30.0  # log-probs below are raised to it, and counted
     adapter: str | None = None  # which LoRA adapter is on; None is the base
+    active_experts: int | None = None  # experts a token is routed to; None is the model's own number
+
+    @property
+    def variant(self) -> tuple[str | None, int | None]:
+        """Equal for views that share forward passes and keys: they ask the same function of the tokens."""
+        return self.adapter, self.active_experts
 
 
 Asked = tuple[ScoreRequest, View]
@@ -85,6 +92,7 @@ class HFModel:
         self.head = output_head(base)
         self.num_batches = 0
         self.base_state: dict[str, Tensor] = base.state_dict()  # under the names they have without adapters
+        self.experts = Experts(decoder(base))
         self._adapters = Adapters(base, adapters or {}, adapter_field, device)
         self.streams, self.max_stream_bytes = Streams(max_stream_bytes), max_stream_bytes
         self.cached_streams = can_cache(decoder(self.model))  # else a stream's ids are kept, and scored again as a whole
@@ -185,15 +193,15 @@ class HFModel:
         return [answers[i] for i in range(len(asked))]
 
     def _plan(self, asked: Sequence[Asked]) -> list[list[int]]:
-        requests, adapters = [request for request, _ in asked], [view.adapter for _, view in asked]
-        return plan(requests, adapters, self.max_batch_tokens, self.cached_streams)
+        requests, variants = [request for request, _ in asked], [view.variant for _, view in asked]
+        return plan(requests, variants, self.max_batch_tokens, self.cached_streams)
 
     @torch.no_grad()
     def _pass(self, asked: Sequence[Asked]) -> list[Scores | StreamLost]:
-        """Answers to requests of one adapter, no two of the same stream."""
-        rows = [open_row(self.streams, request, view.adapter, self.cached_streams) for request, view in asked]
+        """Answers to requests of one variant of the model, no two of the same stream."""
+        rows = [open_row(self.streams, request, view.variant, self.cached_streams) for request, view in asked]
         found = [row for row in rows if row is not None]
-        states = self._states(found, asked[0][1].adapter) if found else []
+        states = self._states(found, asked[0][1]) if found else []
         for (request, _), row in zip(asked, rows):
             if request.stream is not None and row is not None and row.stream is not None:
                 row.stream.ids = row.ids
@@ -208,8 +216,8 @@ class HFModel:
         ]
 
     @torch.no_grad()
-    def _states(self, rows: Sequence[Row], adapter: str | None = None) -> list[Tensor]:
-        """The states [n, H] that predict each row's tokens, in one forward pass.
+    def _states(self, rows: Sequence[Row], view: View | None = None) -> list[Tensor]:
+        """The states [n, H] that predict each row's tokens, in one forward pass; without a view those of the base.
 
         Right padding under causal attention needs no mask where nothing is cached.
         """
@@ -222,7 +230,8 @@ class HFModel:
         if any(row.stream is not None for row in rows) and self.cached_streams:
             cache = PassCache(rows)
             inputs = {"use_cache": True, cache_argument(body): cache, **cache.inputs(self._dtype, self.device)}
-        with self._adapters.on(adapter):
+        adapter, active_experts = (None, None) if view is None else view.variant
+        with self._adapters.on(adapter), self.experts.on(active_experts):
             states = body(input_ids=torch.from_numpy(ids).to(self.device), **inputs).last_hidden_state
         self.num_batches += 1
         ends = [(len(row.fed) - 1, row.num_scored) for row in rows]
@@ -290,11 +299,13 @@ class HFTeacher:
     digest = None  # the recipe names its weights
 
     def __init__(self, name: str, model: HFModel, view: View) -> None:
-        """Raises `UserError` for a model with fewer ids than the view."""
+        """Raises `UserError` for a model with fewer ids than the view, or one that cannot have so many active experts."""
         rows = model.head.weight.shape[0]
         if rows < view.vocab:
             raise UserError(f"{model.field}: its output head has {rows} rows for the {view.vocab} ids of the student")
         assert view.adapter is None or view.adapter in model.adapters
+        if view.active_experts is not None:
+            model.experts.check(view.active_experts, f"teachers.{name}.active_experts")
         self.name, self.model, self.view = name, model, view
         self.head, self.head_id = model.head, name
 

@@ -8,7 +8,7 @@ size.
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from opd.teachers.stream import ids_crc
 class Stream:
     """One unfinished sequence."""
 
-    adapter: str | None
+    variant: Hashable  # of the model: whose keys and values these are
     ids: Array = field(default_factory=lambda: np.zeros(0, np.int32))  # [t]
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values [h, t, D]; none where not cached
 
@@ -47,16 +47,16 @@ class Streams:
     def num_streams(self) -> int:
         return len(self._held)
 
-    def take(self, name: str, keep_tokens: int, adapter: str | None, crc: int | None = None) -> Stream | None:
+    def take(self, name: str, keep_tokens: int, variant: Hashable, crc: int | None = None) -> Stream | None:
         """The stream, no longer held; a new one when nothing is to be kept. None when it does not hold those tokens."""
         held = self._held.get(name)
-        if keep_tokens and (held is None or held.adapter != adapter or len(held.ids) < keep_tokens):
+        if keep_tokens and (held is None or held.variant != variant or len(held.ids) < keep_tokens):
             return None
         if keep_tokens and held is not None and crc not in (None, ids_crc(held.ids[:keep_tokens])):
             return None
         self.drop(name)
         if not keep_tokens or held is None:
-            return Stream(adapter)
+            return Stream(variant)
         self.num_hits += 1
         return held
 
@@ -106,11 +106,11 @@ def extent(request: ScoreRequest, cached: bool) -> tuple[int, int]:
     return kept, total - kept
 
 
-def open_row(streams: Streams, request: ScoreRequest, adapter: str | None, cached: bool) -> Row | None:
+def open_row(streams: Streams, request: ScoreRequest, variant: Hashable, cached: bool) -> Row | None:
     """The row that answers `request`; None when its stream is lost."""
     stream = None
     if request.stream is not None:
-        stream = streams.take(request.stream, request.keep_tokens, adapter, request.keep_crc)
+        stream = streams.take(request.stream, request.keep_tokens, variant, request.keep_crc)
     if request.stream is not None and stream is None:
         return None
     kept = np.zeros(0, np.int32) if stream is None else stream.ids[: request.keep_tokens]

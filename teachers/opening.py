@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from opd.clock import Clock
 from opd.models import model_limits
 from opd.teachers.client.served import ServedTeacher
-from opd.teachers.config import TeacherConfig
+from opd.teachers.config import FrozenConfig
 from opd.teachers.hf import HFModel, HFTeacher, View
-from opd.teachers.pool import Teacher, TeacherPool
+from opd.teachers.pool import Teacher
 from opd.tokenization import eos_ids, load_tokenizer
 
 
@@ -27,12 +27,12 @@ class TeacherFacts:
     num_rows: int  # of its output head
 
 
-def connect(teachers: Mapping[str, TeacherConfig]) -> dict[str, ServedTeacher]:
+def connect(teachers: Mapping[str, FrozenConfig]) -> dict[str, ServedTeacher]:
     """The teachers that have a `url`. Raises `UserError` for one that does not answer or is not what it should be."""
     return {name: ServedTeacher.connect(name, config) for name, config in teachers.items() if config.urls}
 
 
-def facts_of(name: str, config: TeacherConfig, served: Mapping[str, ServedTeacher]) -> TeacherFacts:
+def facts_of(name: str, config: FrozenConfig, served: Mapping[str, ServedTeacher]) -> TeacherFacts:
     """Reads tokenizer and configuration, from the server where there is one. Raises `UserError`."""
     if name in served:
         info = served[name].info
@@ -46,22 +46,23 @@ def facts_of(name: str, config: TeacherConfig, served: Mapping[str, ServedTeache
 
 
 def open_teachers(
-    teachers: Mapping[str, TeacherConfig],
+    teachers: Mapping[str, FrozenConfig],
     served: Mapping[str, ServedTeacher],
-    vocab: int,
+    vocabs: Mapping[str, int],
     device: torch.device,
     chunk_bytes: int,
     busy: Callable[[], bool],
     clock: Clock,
-) -> TeacherPool:
-    """All teachers, asked about the first `vocab` ids. Raises `UserError` for one that cannot be loaded."""
+) -> dict[str, Teacher]:
+    """All frozen models by name, each asked about the first `vocabs` of its ids. Raises `UserError` for one that cannot be
+    loaded."""
     opened: dict[str, Teacher] = dict(served)
-    for other in served.values():
-        other.ask_about(vocab)
+    for name, other in served.items():
+        other.ask_about(vocabs[name])
     local = {name: config for name, config in teachers.items() if name not in served}
-    bases: dict[str, dict[str, TeacherConfig]] = {}
+    bases: dict[str, dict[str, FrozenConfig]] = {}
     for name, config in local.items():
-        bases.setdefault(_base(config), {})[name] = config
+        bases.setdefault(base_key(config), {})[name] = config
     for group in bases.values():
         first, config = next(iter(group.items()))
         assert config.model is not None
@@ -80,11 +81,12 @@ def open_teachers(
             clock=clock,
         )
         for name, one in group.items():
-            view = View(vocab, one.logp_floor, adapter=name if one.adapter is not None else None)
+            adapter = name if one.adapter is not None else None
+            view = View(vocabs[name], one.logp_floor, adapter=adapter, active_experts=one.active_experts)
             opened[name] = HFTeacher(name, model, view)
-    return TeacherPool({name: opened[name] for name in teachers})
+    return {name: opened[name] for name in teachers}
 
 
-def _base(config: TeacherConfig) -> str:
+def base_key(config: FrozenConfig) -> str:
     """Equal for teachers that can share one loaded model."""
     return json.dumps([config.model, config.revision, config.dtype, config.attention, config.quantization], sort_keys=True)

@@ -4,7 +4,7 @@ Shape legend: B rows of a pass, C columns of cached tokens, W columns of new one
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from opd.records import ScoreRequest
 from opd.teachers.kv_streams import extent
@@ -13,16 +13,17 @@ CACHED_SHARE = 4  # cached columns are copied and attended to, not computed: so 
 MASK_ELEMENTS = 2**27  # of a pass over cached rows; a single row may need more
 
 
-def plan(requests: Sequence[ScoreRequest], adapters: Sequence[str | None], budget: int, cached: bool) -> list[list[int]]:
+def plan(requests: Sequence[ScoreRequest], variants: Sequence[Hashable], budget: int, cached: bool) -> list[list[int]]:
     """Indices of the requests, pass by pass; a request's pass comes after those of its stream's earlier requests.
 
-    `adapters` [R] are those the requests want, `budget` is in tokens with padding, `cached` is whether the model keeps keys.
+    Only requests of equal `variants` [R] share a pass. `budget` is in tokens with padding; `cached` is whether the model
+    keeps keys.
     """
     passes: list[list[int]] = []
     for turn in _turns(requests):
-        alike: defaultdict[tuple[str | None, bool], list[int]] = defaultdict(list)
+        alike: defaultdict[tuple[Hashable, bool], list[int]] = defaultdict(list)
         for i in turn:  # a pass with cached rows needs a mask, which costs the others the fastest attention
-            alike[adapters[i], extent(requests[i], cached)[0] > 0].append(i)
+            alike[variants[i], extent(requests[i], cached)[0] > 0].append(i)
         for group in alike.values():
             group.sort(
                 key=lambda i: (requests[i].token_ids.tobytes(), requests[i].context_ids.tobytes())

@@ -1,14 +1,17 @@
 """The frozen models of a run by name, behind the protocol that term makers use."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
 import torch
 
+from opd.alignment.aligner import Aligner
+from opd.alignment.coverage import Coverage
 from opd.errors import UserError
 from opd.models import OutputHead
-from opd.records import Array, Prompt, ScoreRequest, Scores
+from opd.records import Array, Prompt, ScoreRequest, Scores, SpanMap, Turn
+from opd.teachers.growing import AlignedScoring, OwnScoring
 from opd.teachers.stream import ScoreStream
 
 
@@ -42,30 +45,59 @@ class Teacher(Protocol):
 
 
 class TeacherPool:
-    """Implements `opd.plugins.Models`."""
+    """Implements `opd.plugins.Models`.
 
-    def __init__(self, teachers: Mapping[str, Teacher]) -> None:
-        self.teachers = teachers
+    `routed` are the teachers that prompts are sent to; others are asked by name only, such as weak references. `aligners`
+    has those that read with another tokenizer than the student; a step must align `min_byte_coverage` of its text.
+    """
+
+    def __init__(
+        self,
+        teachers: Mapping[str, Teacher],
+        routed: Iterable[str] | None = None,
+        aligners: Mapping[str, Aligner] | None = None,
+        min_byte_coverage: float = 0.0,
+    ) -> None:
+        self.teachers, self.aligners, self.min_byte_coverage = teachers, aligners or {}, min_byte_coverage
+        self.routed = tuple(teachers if routed is None else routed)
 
     def teacher_for(self, prompt: Prompt) -> str:
         """Routes by domain; a single teacher serves every domain. Raises `UserError` for a domain without a teacher."""
-        if len(self.teachers) == 1:
-            return next(iter(self.teachers))
-        if prompt.domain not in self.teachers:
-            known = ", ".join(sorted(self.teachers))
+        if len(self.routed) == 1:
+            return self.routed[0]
+        if prompt.domain not in self.routed:
+            known = ", ".join(sorted(self.routed))
             raise UserError(f"teachers: prompt {prompt.id} is of domain {prompt.domain!r}, but the teachers are {known}")
         return prompt.domain
+
+    def align(self, model: str, prompt: Prompt, turn: Turn) -> SpanMap | None:
+        """See `opd.plugins.Models.align`."""
+        aligner = self.aligners.get(model)
+        return None if aligner is None else aligner.align(turn.sampled_ids, aligner.context(prompt))
 
     async def score(self, model: str, request: ScoreRequest) -> Scores:
         return await self.teachers[model].score(request)
 
-    def stream(self, model: str, context_ids: Array, temperature: float) -> ScoreStream:
-        """Scoring of a rollout with this context [c] while it grows."""
-        return ScoreStream(self.teachers[model], context_ids, temperature=temperature)
+    def same_bytes(self, model: str) -> Array | None:
+        """See `opd.plugins.Models.same_bytes`."""
+        aligner = self.aligners.get(model)
+        return None if aligner is None else aligner.same_bytes
+
+    def growing(self, model: str, prompt: Prompt, context_ids: Array, temperature: float) -> OwnScoring | AlignedScoring:
+        """Scoring of a rollout with this context [c] of the student while it grows."""
+        aligner = self.aligners.get(model)
+        if aligner is None:
+            return OwnScoring(ScoreStream(self.teachers[model], context_ids, temperature=temperature))
+        context_ids = aligner.context(prompt)
+        return AlignedScoring(ScoreStream(self.teachers[model], context_ids, temperature=temperature), aligner, context_ids)
 
     def heads(self, device: torch.device) -> dict[str, OutputHead]:
-        """Output heads by the id that `Scores.head` carries, each fetched once. Not to be called while a loop runs."""
-        holders = {teacher.head_id: teacher for teacher in self.teachers.values()}
+        """Output heads of the teachers that read the student's own tokens, by the id that `Scores.head` carries.
+
+        Each is fetched once. Not to be called while a loop runs.
+        """
+        own = [self.teachers[name] for name in self.routed if name not in self.aligners]
+        holders = {teacher.head_id: teacher for teacher in own}
         heads = {head_id: holder.head for head_id, holder in holders.items()}
         return {head_id: replace(head, weight=head.weight.to(device)) for head_id, head in heads.items()}
 
@@ -90,10 +122,13 @@ class TeacherPool:
 
 
 class Tally:
-    """`opd.plugins.Models` for the rollouts of one step, with a count of what was floored for them."""
+    """`opd.plugins.Models` for the rollouts of one step, with a count of what was floored and aligned for them."""
 
     def __init__(self, pool: TeacherPool) -> None:
         self.pool, self.num_floored = pool, 0
+        self.coverage = Coverage()  # of all texts that were aligned, each once for each of the teachers' tokenizers
+        self.texts: list[tuple[Prompt, str, Coverage]] = []  # the same, one by one
+        self._spans: dict[tuple[int, int], tuple[Turn, SpanMap]] = {}  # the turn is kept, so that its id stays its own
 
     def teacher_for(self, prompt: Prompt) -> str:
         return self.pool.teacher_for(prompt)
@@ -102,3 +137,30 @@ class Tally:
         scores = await self.pool.score(model, request)
         self.num_floored += scores.num_floored
         return scores
+
+    def align(self, model: str, prompt: Prompt, turn: Turn) -> SpanMap | None:
+        key = id(self.pool.aligners.get(model)), id(turn)
+        if key not in self._spans:
+            spans = self.pool.align(model, prompt, turn)
+            if spans is None:
+                return None
+            self._spans[key] = turn, spans
+            covered = Coverage.of(spans)
+            self.coverage += covered
+            self.texts.append((prompt, self.pool.aligners[model].text_of(turn.sampled_ids), covered))
+        return self._spans[key][1]
+
+    def same_bytes(self, model: str) -> Array | None:
+        return self.pool.same_bytes(model)
+
+    def check_coverage(self) -> None:
+        """Raises `UserError` naming the first text that failed where less of the step's text is aligned than must be."""
+        floor = self.pool.min_byte_coverage
+        if self.coverage.byte_coverage >= floor:
+            return
+        prompt, text, covered = next(one for one in self.texts if one[2].byte_coverage < floor)
+        raise UserError(
+            f"alignment.min_byte_coverage: {self.coverage.byte_coverage:.1%} of the step's text is aligned with the "
+            f"teacher's tokens, less than {floor:.1%}; the first text that failed answers prompt {prompt.id} "
+            f"({covered.byte_coverage:.1%}): {text[:200]!r}; see opd align, or lower the floor"
+        )

@@ -38,6 +38,12 @@ CHAT_TEMPLATE = (
     "{{ '<' + m['role'] + '>' + m['content'] }}{% endfor %}{{ '<assistant>' + (suffix or '') }}"
 )
 
+BYTE_MARKS = ["<pad>", "<bos>", "<eos>", "<user>", "<assistant>"]
+BYTE_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + (eos_token if m['role'] == 'assistant' "
+    "else '') }}{% endfor %}{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
 
 def connect_locally(self: socket.socket, address: object, _connect=socket.socket.connect) -> None:
     host = address[0] if isinstance(address, tuple) else "localhost"
@@ -125,3 +131,35 @@ def random_rollout():
         return Rollout(Prompt(id=str(seed)), seed, tuple(turns))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer():
+    """`byte_tokenizer(merges, characters)`: byte-level BPE over a few characters, all the text that a model can write."""
+
+    def build(merges: str = "", characters: str = "abcd0") -> PreTrainedTokenizerFast:
+        pairs = [(word[: len(word) // 2], word[len(word) // 2 :]) for word in merges.split()]
+        tokens = [*BYTE_MARKS, *characters, *(left + right for left, right in pairs)]
+        bpe = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+        bpe.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        names = {f"{mark[1:-1]}_token": mark for mark in BYTE_MARKS[:3]}
+        return PreTrainedTokenizerFast(
+            tokenizer_object=bpe, **names, extra_special_tokens=BYTE_MARKS[3:], chat_template=BYTE_TEMPLATE
+        )
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def byte_model(micro_model, byte_tokenizer, tmp_path_factory):
+    """`byte_model(seed, merges)`: a micro model that reads such tokens, as a folder."""
+
+    def save(seed: int, merges: str = "", **config):
+        folder = tmp_path_factory.mktemp("model")
+        tokenizer = byte_tokenizer(merges)
+        micro_model(seed, vocab_size=len(tokenizer) + 3, **config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return str(folder)
+
+    return save

@@ -108,7 +108,7 @@ def test_unknown_keys_name_the_nearest(recipe, override, key, hint):
         ("sampling.temperature=0", "objective.temperature is 0.0: the loss needs one above 0"),
         ("objective.updates_per_batch=65", "larger than the number of rollouts in a batch"),
         ("eval.samples=2", "set eval.temperature"),
-        ("terms.reverse_kl=null", "terms: name at least one of reverse_kl"),
+        ("terms.reverse_kl=null", "terms: name at least one of compass, reverse_kl"),
         ("terms.reverse_kl.beta=2", "terms.reverse_kl.beta is 2.0"),
         ("steps", "override 'steps': write it as key.sub=value"),
         ("=3", "override '=3': write it as key.sub=value"),

@@ -7,7 +7,7 @@ import pytest
 
 from opd.errors import UserError
 from opd.launch import ServerPlan, commands_elsewhere, running, server_plans
-from opd.teachers.config import TeacherConfig
+from opd.teachers.config import FrozenConfig, TeacherConfig, frozen_models
 
 BASE = TeacherConfig(model="models/large", url="http://127.0.0.1:8400")
 
@@ -32,6 +32,19 @@ def test_adapters_at_one_address_share_a_process():
     (plan,) = server_plans(teachers | {"default": BASE})
     assert plan.names == ("maths", "code", "default")
     assert shlex.join(plan.arguments) == ("--model models/large --adapter maths=adapters/maths --adapter code=adapters/code")
+
+
+def test_a_teacher_that_is_its_own_weak_reference_is_served_once():
+    teacher = replace(BASE, weak_reference=FrozenConfig(active_experts=1))
+    (plan,) = server_plans(frozen_models({"default": teacher}, weak=True))
+    assert plan.names == ("default", "default.weak_reference")
+    assert shlex.join(plan.arguments) == "--model models/large --active-experts default.weak_reference=1"
+    text = commands_elsewhere([plan], "compass", [])
+    assert "teachers.default.url=http://TEACHER1:8400" in text
+    assert "teachers.default.weak_reference.url=http://TEACHER1:8400" in text
+    named = replace(teacher, weak_reference=FrozenConfig(active_experts=2, served_as="weak"))
+    (plan,) = server_plans(frozen_models({"default": named}, weak=True))
+    assert plan.arguments[-2:] == ("--active-experts", "weak=2")
 
 
 def test_replicas_are_processes_of_their_own():

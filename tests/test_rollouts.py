@@ -7,6 +7,7 @@ import pytest
 
 from opd.records import Chunk, Progress, Prompt, Sampling, ScoreRequest, Scores
 from opd.rollouts import Watch, sample_rollout
+from opd.teachers.growing import OwnScoring
 from opd.teachers.stream import ScoreStream
 
 CONTEXT = np.array([1, 5, 6], np.int32)
@@ -59,7 +60,7 @@ def roll(controller, sizes, unit=4, sampler_pause_s=0.0, teacher_pause_s=0.0):
     sampler = Scripted(sizes, sampler_pause_s)
 
     async def run():
-        stream = ScoreStream(teacher, CONTEXT) if controller.needs_scores else None
+        stream = OwnScoring(ScoreStream(teacher, CONTEXT)) if controller.needs_scores else None
         watch = Watch([controller], Prompt(id="p"), 3, CONTEXT, unit, stream)
         return await sample_rollout(sampler, Prompt(id="p"), 3, CONTEXT, 0, 99, Sampling(), watch)  # type: ignore[arg-type]
 
@@ -115,7 +116,7 @@ def test_an_error_of_the_teacher_reaches_the_rollout():
             raise RuntimeError("gone")
 
     async def run():
-        stream = ScoreStream(Broken(), CONTEXT)
+        stream = OwnScoring(ScoreStream(Broken(), CONTEXT))
         watch = Watch([StopAt(99, True)], Prompt(id="p"), 0, CONTEXT, 4, stream)  # type: ignore[list-item]
         await sample_rollout(Scripted([4] * 5), Prompt(id="p"), 0, CONTEXT, 0, 99, Sampling(), watch)  # type: ignore[arg-type]
 
@@ -132,7 +133,7 @@ def test_an_error_in_the_middle_is_not_passed_over():
             return await super().score(request)
 
     async def run():
-        stream = ScoreStream(Once(), CONTEXT)
+        stream = OwnScoring(ScoreStream(Once(), CONTEXT))
         watch = Watch([StopAt(99, True)], Prompt(id="p"), 0, CONTEXT, 4, stream)  # type: ignore[list-item]
         sampler = Scripted([4] * 5, pause_s=0.01)
         await sample_rollout(sampler, Prompt(id="p"), 0, CONTEXT, 0, 99, Sampling(), watch)  # type: ignore[arg-type]

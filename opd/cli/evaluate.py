@@ -8,18 +8,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 
-def _option(help: str, *names: str, **limits: Any) -> Any:
+def option(help: str, *names: str, **limits: Any) -> Any:
     return typer.Option(*names, help=help, **limits)
 
 
 Path_ = Path | None
 Text = str | None
-Suites = Annotated[list[str] | None, _option("A suite (opd ls suites), FILE.jsonl, or reasoning_gym:TASK; may be repeated.")]
-SuiteDir = Annotated[Path_, _option("Folder with SUITE.jsonl files, read instead of the hub.")]
-Out = Annotated[Path_, _option("Folder for the results. Default, for a run: RUN/eval/step-N.")]
-Template = Annotated[Text, _option("Text around a problem; {prompt} stands for it. Suites ask for a boxed answer.")]
-Thinking = Annotated[bool | None, _option("Sets the chat template's enable_thinking.", "--thinking/--no-thinking")]
-Checkpoint = Annotated[str, _option("Of a run: last, best (on eval.selection) or a step.")]
+Suites = Annotated[list[str] | None, option("A suite (opd ls suites), FILE.jsonl, or reasoning_gym:TASK; may be repeated.")]
+SuiteDir = Annotated[Path_, option("Folder with SUITE.jsonl files, read instead of the hub.")]
+Out = Annotated[Path_, option("Folder for the results. Default, for a run: RUN/eval/step-N.")]
+Template = Annotated[Text, option("Text around a problem; {prompt} stands for it. Suites ask for a boxed answer.")]
+Thinking = Annotated[bool | None, option("Sets the chat template's enable_thinking.", "--thinking/--no-thinking")]
+Checkpoint = Annotated[str, option("Of a run: last, best (on eval.selection) or a step.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,39 +27,39 @@ def add_to(app: typer.Typer) -> None:
 
 
 def evaluate(
-    model: Annotated[str, _option("A model folder, a run or one of its checkpoints, a hub id, or tiny:student.")],
+    model: Annotated[str, option("A model folder, a run or one of its checkpoints, a hub id, or tiny:student.")],
     suite: Suites = None,
     suite_dir: SuiteDir = None,
-    protocol: Annotated[Text, _option("A paper's: compass, df-opd, nsd, stride or endpoint.")] = None,
-    data: Annotated[Text, _option("Instead of a suite: any data, asked as it is (no request for a boxed answer).")] = None,
-    prompt: Annotated[Text, _option("With --data: column of the problem. Default: problem.")] = None,
-    answer: Annotated[Text, _option("With --data: column of the answer. Default: answer.")] = None,
+    protocol: Annotated[Text, option("A paper's: compass, df-opd, nsd, stride or endpoint.")] = None,
+    data: Annotated[Text, option("Instead of a suite: any data, asked as it is (no request for a boxed answer).")] = None,
+    prompt: Annotated[Text, option("With --data: column of the problem. Default: problem.")] = None,
+    answer: Annotated[Text, option("With --data: column of the answer. Default: answer.")] = None,
     out: Out = None,
-    resume: Annotated[bool, _option("Go on with what is in the folder.", "--resume")] = False,
-    overwrite: Annotated[bool, _option("Replace what is in the folder.", "--overwrite")] = False,
+    resume: Annotated[bool, option("Go on with what is in the folder.", "--resume")] = False,
+    overwrite: Annotated[bool, option("Replace what is in the folder.", "--overwrite")] = False,
     checkpoint: Checkpoint = "last",
-    limit: Annotated[int | None, _option("Only the first so many problems.", min=1)] = None,
-    samples: Annotated[int | None, _option("Completions a problem. Default: 1.", min=1)] = None,
-    temperature: Annotated[float | None, _option("Default: 0 for one sample, else 0.7.", min=0.0)] = None,
-    top_p: Annotated[float | None, _option("Nucleus. Default: 1.", min=1e-6, max=1.0)] = None,
-    top_k: Annotated[int | None, _option("Only the k most likely tokens. Default: all.", min=0)] = None,
-    presence_penalty: Annotated[float | None, _option("As in vLLM. Default: 0.", min=-2.0, max=2.0)] = None,
-    max_new_tokens: Annotated[int | None, _option("Longest completion. Default: 1024 tokens.", min=1)] = None,
+    limit: Annotated[int | None, option("Only the first so many problems.", min=1)] = None,
+    samples: Annotated[int | None, option("Completions a problem. Default: 1.", min=1)] = None,
+    temperature: Annotated[float | None, option("Default: 0 for one sample, else 0.7.", min=0.0)] = None,
+    top_p: Annotated[float | None, option("Nucleus. Default: 1.", min=1e-6, max=1.0)] = None,
+    top_k: Annotated[int | None, option("Only the k most likely tokens. Default: all.", min=0)] = None,
+    presence_penalty: Annotated[float | None, option("As in vLLM. Default: 0.", min=-2.0, max=2.0)] = None,
+    max_new_tokens: Annotated[int | None, option("Longest completion. Default: 1024 tokens.", min=1)] = None,
     template: Template = None,
-    system: Annotated[Text, _option("A system message.")] = None,
+    system: Annotated[Text, option("A system message.")] = None,
     thinking: Thinking = None,
-    plain: Annotated[bool, _option("No chat template: for base models.", "--plain")] = False,
-    sampler: Annotated[Literal["hf", "vllm"], _option("In this process, or a vLLM server that runs.")] = "hf",
-    url: Annotated[Text, _option("With --sampler vllm: the server's address.")] = None,
-    served_as: Annotated[Text, _option("With --sampler vllm: the model's name there.")] = None,
-    token_file: Annotated[Text, _option("With --sampler vllm: file with the server's bearer token.")] = None,
-    max_in_flight: Annotated[int, _option("With --sampler vllm: requests at once.", min=1)] = 256,
-    deadline_s: Annotated[float, _option("With --sampler vllm: seconds for one completion.", min=1)] = 3600.0,
-    reward: Annotated[Text, _option("FILE.py:FUNCTION, a verifier of your own.")] = None,
-    time_limit: Annotated[float, _option("Seconds to grade one answer.", min=0.1)] = 5.0,
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], _option("Type of the weights.")] = "auto",
-    max_rows: Annotated[int, _option("Completions decoded at once; --resume samples so many anew.", min=1)] = 64,
-    seed: Annotated[int, _option("Fixes the sampling noise.", min=0, max=2**63 - 1)] = 0,
+    plain: Annotated[bool, option("No chat template: for base models.", "--plain")] = False,
+    sampler: Annotated[Literal["hf", "vllm"], option("In this process, or a vLLM server that runs.")] = "hf",
+    url: Annotated[Text, option("With --sampler vllm: the server's address.")] = None,
+    served_as: Annotated[Text, option("With --sampler vllm: the model's name there.")] = None,
+    token_file: Annotated[Text, option("With --sampler vllm: file with the server's bearer token.")] = None,
+    max_in_flight: Annotated[int, option("With --sampler vllm: requests at once.", min=1)] = 256,
+    deadline_s: Annotated[float, option("With --sampler vllm: seconds for one completion.", min=1)] = 3600.0,
+    reward: Annotated[Text, option("FILE.py:FUNCTION, a verifier of your own.")] = None,
+    time_limit: Annotated[float, option("Seconds to grade one answer.", min=0.1)] = 5.0,
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], option("Type of the weights.")] = "auto",
+    max_rows: Annotated[int, option("Completions decoded at once; --resume samples so many anew.", min=1)] = 64,
+    seed: Annotated[int, option("Fixes the sampling noise.", min=0, max=2**63 - 1)] = 0,
 ) -> None:
     """Measure accuracy: avg@k, pass@k and maj@k with intervals; what went wrong is counted by kind.
 

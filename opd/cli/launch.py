@@ -34,7 +34,7 @@ def launch(
 
     config = load_config(recipe, overrides or [])
     check_files(config)
-    plans = server_plans(config.teachers)
+    plans = server_plans(config.frozen)
     if not plans:
         raise UserError(
             "teachers: the recipe names no server; set teachers.NAME.url=http://127.0.0.1:8400, or use opd train"
@@ -46,7 +46,7 @@ def launch(
     local = [plan for plan in plans if plan.is_local]
     for plan in local:
         for name in plan.names:
-            teacher = config.teachers[name]
+            teacher = config.frozen[name]
             check_location(str(teacher.model), f"teachers.{name}.model")
             if teacher.adapter is not None:
                 check_location(teacher.adapter, f"teachers.{name}.adapter")

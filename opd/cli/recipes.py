@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-What = Annotated[Literal["recipes", "sweeps", "suites", "protocols"], typer.Argument(help="What to list.")]
+What = Annotated[Literal["recipes", "sweeps", "sft", "suites", "protocols"], typer.Argument(help="What to list.")]
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see opd ls) or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.sub=value]...", help="Values set anew.")]
 
@@ -22,7 +22,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_recipes(what: What = "recipes") -> None:
-    """List the shipped recipes, sweeps, evaluation suites or protocols."""
+    """List the shipped recipes (of opd train, sweep or sft), evaluation suites or protocols."""
     rows = list(_rows(what))
     width = max(len(name) for name, _ in rows)
     for name, about in rows:
@@ -39,9 +39,9 @@ def _rows(what: str) -> Iterator[tuple[str, str]]:
         from opd.eval.protocols import PROTOCOLS
 
         return ((name, f"{preset.paper}: {', '.join(preset.suites)}") for name, preset in PROTOCOLS.items())
-    from opd.recipes import shipped_recipes, shipped_sweeps
+    from opd.recipes import shipped_recipes, shipped_sft, shipped_sweeps
 
-    return shipped_sweeps() if what == "sweeps" else shipped_recipes()
+    return {"recipes": shipped_recipes, "sweeps": shipped_sweeps, "sft": shipped_sft}[what]()
 
 
 def copy(recipe: Recipe, destination: Annotated[Path, typer.Argument(help="A file or a folder.")] = Path()) -> None:

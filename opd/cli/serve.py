@@ -20,6 +20,12 @@ def teacher(
     adapter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=DIR", help="A LoRA adapter over the model; may be repeated.")
     ] = None,
+    active_experts: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=N", help="Serve a mixture-of-experts model, or its adapter NAME, with N experts a token too."
+        ),
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Commit, tag or branch of a hub id.")] = None,
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], typer.Option(help="Type of the weights.")] = "auto",
     attention: Annotated[str, typer.Option(help="Attention kind, as transformers' attn_implementation.")] = "sdpa",
@@ -35,7 +41,7 @@ def teacher(
 ) -> None:
     """Score rollouts with a frozen model until SIGTERM, which lets it answer what it has accepted."""
     from opd.locate import check_location
-    from opd.teachers.server.options import ServeOptions, parse_adapters, parse_quantization
+    from opd.teachers.server.options import ServeOptions, parse_active_experts, parse_adapters, parse_quantization
 
     options = ServeOptions(
         model=model,
@@ -43,6 +49,7 @@ def teacher(
         port=port,
         token_file=token_file,
         adapters=parse_adapters(adapter or []),
+        active_experts=parse_active_experts(active_experts or []),
         revision=revision,
         dtype=dtype,
         attention=attention,

@@ -44,7 +44,7 @@ def fitting(problems: Sequence[Prompt], contexts: Contexts) -> dict[int, Array]:
     """The prompts of the problems that leave room for an answer, by place. Raises `UserError` when there are none."""
     ids = {place: context for place, problem in enumerate(problems) if (context := contexts(problem)) is not None}
     if not ids:
-        raise UserError(f"every problem to evaluate is longer than the context of {contexts.max_context} tokens")
+        raise UserError(f"every problem is longer than the context of {contexts.max_context} tokens")
     return ids
 
 

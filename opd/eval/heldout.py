@@ -4,20 +4,25 @@ import asyncio
 from functools import partial
 from typing import Any
 
+from accelerate.utils import gather_object
+
+from opd.alignment.coverage import Coverage
 from opd.assembly import Parts
 from opd.config import RunConfig
 from opd.eval.evaluate import accuracy
+from opd.judging import judge
 from opd.objective.batching import Taught
 from opd.records import Hidden, Prompt, Sampling, ScoreRequest, Term
 from opd.rollouts import Contexts, sample_rollout
 from opd.students.noise import slot_seed
+from opd.teachers.pool import Tally
 
 SEED = 20_000  # of evaluation's noise: the same at every evaluation of every run, so that these can be compared
 
 
 async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
-    """What `opd.eval.evaluate.accuracy` returns, `reverse_kl` (nats a token), and `selection_accuracy` where there is a
-    selection set; None without problems."""
+    """What `opd.eval.evaluate.accuracy` returns, the distance from the teacher (nats a token; see `_distance`), and
+    `selection_accuracy` where there is a selection set; None without problems."""
     if not parts.heldout or parts.grader is None:
         return None
     options = config.eval
@@ -44,13 +49,30 @@ async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
             result["selection_accuracy"] = (await measure(problems=parts.selection))["accuracy"]
         if options.kl_prompts:
             as_trained = Contexts(parts.tokenizer, parts.contexts.max_context, config.sampling.max_new_tokens)
-            taught = await _scored(parts, as_trained, parts.heldout[: options.kl_prompts])
-            result = {"reverse_kl": parts.learner.measure(taught).get("reverse_kl"), **result}
+            result = {**await _distance(parts, as_trained, parts.heldout[: options.kl_prompts]), **result}
     return result
 
 
-async def _scored(parts: Parts, contexts: Contexts, prompts: list[Prompt]) -> list[Taught]:
-    """The student's rollouts, sampled as in training, with the full reverse KL as their term."""
+async def _distance(parts: Parts, contexts: Contexts, prompts: list[Prompt]) -> dict[str, float]:
+    """How far the student's rollouts are from the teacher: `reverse_kl`, or with a teacher of another tokenizer
+    `reverse_kl_sampled`, `teacher_logp` (the mean log-prob of the student's tokens under the teacher) and `byte_coverage`.
+    """
+    tally = Tally(parts.teachers)
+    taught = await _scored(parts, tally, contexts, prompts)
+    figures = parts.learner.measure(taught)
+    found = {name: figures[name] for name in ("reverse_kl", "reverse_kl_sampled") if name in figures}
+    coverage = sum(gather_object([tally.coverage]), Coverage())
+    if coverage.units:
+        aligned = [term for _, (term,) in taught if term.kind == "policy_gradient"]
+        mine = [(float(term.inputs["reward"][term.mask].sum()), int(term.mask.sum())) for term in aligned]
+        total, tokens = (sum(column) for column in zip(*gather_object(mine)))
+        found |= {"teacher_logp": total / max(1, tokens), "byte_coverage": coverage.byte_coverage}
+    return found
+
+
+async def _scored(parts: Parts, tally: Tally, contexts: Contexts, prompts: list[Prompt]) -> list[Taught]:
+    """The student's rollouts, sampled as in training, with a term that measures the reverse KL: the full one, or where the
+    teacher has another tokenizer that of the sampled tokens."""
 
     async def one(index: int, prompt: Prompt) -> Taught | None:
         ids = contexts(prompt)
@@ -59,8 +81,13 @@ async def _scored(parts: Parts, contexts: Contexts, prompts: list[Prompt]) -> li
         seed, room = slot_seed(SEED, 1, index), contexts.room(ids)
         rollout = await sample_rollout(parts.sampler, prompt, index, ids, seed, room, parts.sampling)
         turn = rollout.turns[0]
-        model = parts.teachers.teacher_for(prompt)
-        scores = await parts.teachers.score(model, ScoreRequest(turn.context_ids, turn.sampled_ids, hidden=True))
+        model = tally.teacher_for(prompt)
+        if model in parts.teachers.aligners:
+            judged = await judge(tally, model, rollout, temperature=parts.learner.spec.temperature)
+            own = {"self_coef": 0.0, "unit_starts": judged.unit_starts, "advantage_clip": None, "ratio_clip": None}
+            inputs = {**own, "importance_cap": None, "reward": judged.split, "teacher_sampled": judged.split}
+            return rollout, [Term("policy_gradient", mask=rollout.trainable & judged.mask, inputs=inputs)]
+        scores = await tally.score(model, ScoreRequest(turn.context_ids, turn.sampled_ids, hidden=True))
         assert scores.head is not None
         inputs = {"divergence": "reverse_kl", "beta": 0.5, "target": Hidden((scores.hidden,), scores.head)}
         return rollout, [Term("divergence", mask=rollout.trainable, inputs=inputs)]

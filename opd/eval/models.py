@@ -31,10 +31,10 @@ class Opened:
 
 
 @asynccontextmanager
-async def open_model(model: str, options: EvalOptions) -> AsyncIterator[Opened]:
-    """Loads it, or looks for it on the server. Raises `UserError`."""
-    tokenizer = load_tokenizer(model, "--model")
-    ends = eos_ids(model, "--model", tokenizer)
+async def open_model(model: str, options: EvalOptions, field: str = "--model") -> AsyncIterator[Opened]:
+    """Loads it, or looks for it on the server. Raises `UserError` naming `field`."""
+    tokenizer = load_tokenizer(model, field)
+    ends = eos_ids(model, field, tokenizer)
     if options.url is not None:
         token = read_token(options.token_file, "--token-file") if options.token_file else None
         served = VLLMSampler(
@@ -50,7 +50,7 @@ async def open_model(model: str, options: EvalOptions) -> AsyncIterator[Opened]:
             contexts = Contexts(tokenizer, sampler.max_context, options.max_new_tokens)
             yield Opened(sampler, contexts, None, sampler.model)
         return
-    student = load_causal_lm(model, "--model", dtype=options.dtype)
+    student = load_causal_lm(model, field, dtype=options.dtype)
     digest = weights_digest(student)
     student = student.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
     vocab = min(max(tokenizer.get_vocab().values()) + 1, output_head(student).weight.shape[0])

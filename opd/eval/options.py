@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from opd.errors import UserError
+from opd.records import Sampling
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class EvalOptions:
         for name in ("served_as", "token_file"):
             if getattr(self, name) is not None and self.url is None:
                 raise UserError(f"--{name.replace('_', '-')} has no effect without --url; leave it out")
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.temperature, self.top_p, self.top_k, presence_penalty=self.presence_penalty)
 
     def fixing_numbers(self) -> dict[str, Any]:
         """Those that the sampled text depends on: an evaluation can be resumed only with the same."""

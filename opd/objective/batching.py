@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from opd.objective.terms import unit_means
 from opd.records import Hidden, Rollout, Term, TopK, Turn
 
 Taught = tuple[Rollout, list[Term]]
@@ -36,6 +37,13 @@ class MicroBatch:
     sampler_logps: Tensor  # [N] fp32
     terms: tuple[PackedTerm, ...]
     old_logps: Tensor | None = None  # [N] fp32: the trainer's, under the policy that the batch began with
+    reference_logps: Tensor | None = None  # [N] fp32: of the student's frozen start
+
+    @property
+    def unit_starts(self) -> Tensor | None:
+        """[N] bool: where every term begins a unit of tokens judged together; None without such units."""
+        starts = [term.inputs["unit_starts"] for term in self.terms if "unit_starts" in term.inputs]
+        return torch.stack(starts).all(0) if starts else None
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def _signature(segment: _Segment) -> str:
         if isinstance(value, Hidden):
             return f"head {value.head}"
         if isinstance(value, TopK):
-            return f"top {value.ids.shape[1]}"
+            return f"top {value.ids.shape[1]} {value.unknown is None}"
         return f"array {value.shape[1:]}" if isinstance(value, np.ndarray) else repr(value)
 
     terms = segment.terms
@@ -131,8 +139,10 @@ def _pack(group: Sequence[_Segment], device: torch.device) -> MicroBatch:
         to(sampler_logps, torch.float32),
         tuple(_pack_term(index, group, device) for index in range(len(group[0].terms))),
     )
-    live = torch.stack([term.scale != 0 for term in batch.terms]).any(0).nonzero()[:, 0]
-    return batch if len(live) == len(batch.rows) else select_rows(batch, live)
+    live, starts = torch.stack([term.scale != 0 for term in batch.terms]).any(0), batch.unit_starts
+    if starts is not None:
+        live = unit_means(live.float(), starts) > 0  # of a unit all rows or none: its mean is over all of them
+    return batch if live.all() else select_rows(batch, live.nonzero()[:, 0])
 
 
 def _pack_term(index: int, group: Sequence[_Segment], device: torch.device) -> PackedTerm:
@@ -160,16 +170,18 @@ def _join(values: Sequence[Any], device: torch.device) -> Any:
     if isinstance(first, Hidden):
         return Hidden((torch.cat([value.states[0] for value in values]).to(device),), first.head)
     if isinstance(first, TopK):
-        arrays = [np.concatenate([getattr(value, name) for value in values]) for name in ("ids", "logps", "tail")]
-        ids, logps, tail = (torch.from_numpy(array).to(device) for array in arrays)
-        return TopK(ids.long(), logps, tail)  # type: ignore[arg-type]
+        names = ("ids", "logps", "tail", "unknown")[: 3 if first.unknown is None else 4]
+        arrays = [np.concatenate([getattr(value, name) for value in values]) for name in names]
+        ids, *others = (torch.from_numpy(array).to(device) for array in arrays)
+        return TopK(ids.long(), *others)  # type: ignore[arg-type]
     return torch.from_numpy(np.concatenate(values)).to(device) if isinstance(first, np.ndarray) else first
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """`change` applied to the arrays or tensors inside one input."""
     if isinstance(value, TopK):
-        return TopK(change(value.ids), change(value.logps), change(value.tail))
+        unknown = None if value.unknown is None else change(value.unknown)
+        return TopK(change(value.ids), change(value.logps), change(value.tail), unknown)
     if isinstance(value, Hidden):
         return Hidden(tuple(change(state) for state in value.states), value.head)
     return change(value) if isinstance(value, np.ndarray | Tensor) else value
@@ -193,4 +205,5 @@ def select_rows(batch: MicroBatch, rows: Tensor | slice) -> MicroBatch:
         sampler_logps=batch.sampler_logps[rows],
         terms=terms,
         old_logps=None if batch.old_logps is None else batch.old_logps[rows],
+        reference_logps=None if batch.reference_logps is None else batch.reference_logps[rows],
     )

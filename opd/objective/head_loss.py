@@ -6,6 +6,7 @@ the gradient with respect to the logits is formed at once, in their place, and t
 Shape legend: N rows, c rows of a chunk, H hidden size, V columns of the vocabulary in use, M ids a row.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from opd.kernels.divergence import full_divergence_
 from opd.kernels.gather import gather_logprob, gather_logprob_grad_
 from opd.models import OutputHead
 from opd.objective.batching import MicroBatch, PackedTerm, select_rows
-from opd.objective.terms import KINDS, policy_gradient, topk_divergence
+from opd.objective.terms import KINDS, topk_divergence
 from opd.records import Hidden, TopK
 
 
@@ -92,13 +93,13 @@ def _forward(hidden, weight, scale, batch, spec, sums, want_hidden, want_weight)
     used = weight[:vocab].to(hidden.dtype)
     grad_hidden = torch.empty_like(hidden) if want_hidden else None
     grad_weight = torch.zeros_like(weight) if want_weight else None
-    size = max(1, spec.chunk_bytes // (vocab * hidden.element_size()))
-    logits = torch.empty(min(n, size), vocab, dtype=hidden.dtype, device=hidden.device)
-    spare = torch.empty_like(used) if want_weight and n > size and used.dtype != weight.dtype else None
+    chunks = row_chunks(n, max(1, spec.chunk_bytes // (vocab * hidden.element_size())), batch.unit_starts)
+    largest = max((rows.stop - rows.start for rows in chunks), default=0)
+    logits = torch.empty(largest, vocab, dtype=hidden.dtype, device=hidden.device)
+    spare = torch.empty_like(used) if want_weight and len(chunks) > 1 and used.dtype != weight.dtype else None
     loss = torch.zeros((), device=hidden.device)
-    for start in range(0, n, size):
-        rows = slice(start, min(start + size, n))
-        chunk = logits[: rows.stop - start]
+    for rows in chunks:
+        chunk = logits[: rows.stop - rows.start]
         torch.mm(hidden[rows], used.t(), out=chunk)
         loss += _chunk_loss_(chunk, select_rows(batch, rows), scale, spec, sums)
         if grad_hidden is not None:
@@ -109,6 +110,19 @@ def _forward(hidden, weight, scale, batch, spec, sums, want_hidden, want_weight)
             else:  # a low-precision product, added up in the master type
                 grad_weight[:vocab] += torch.mm(chunk.t(), hidden[rows], out=spare)
     return loss, grad_hidden, grad_weight
+
+
+def row_chunks(num_rows: int, size: int, unit_starts: Tensor | None) -> list[slice]:
+    """All rows, about `size` at a time: no unit is cut in two, so that a chunk may be longer by the rest of one."""
+    if unit_starts is None:
+        return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+    allowed = [*unit_starts.nonzero()[:, 0].tolist(), num_rows]
+    chunks, start = [], 0
+    while start < num_rows:
+        stop = allowed[min(bisect_left(allowed, start + size), len(allowed) - 1)]
+        chunks.append(slice(start, stop))
+        start = stop
+    return chunks
 
 
 @torch.no_grad()
@@ -165,20 +179,26 @@ def _gathered_loss(logp: Tensor, terms: Iterable[PackedTerm], batch: MicroBatch,
                 "target_logps": target.logps,
                 "target_tail": target.tail,
                 "present": target.ids >= 0,
+                "unknown": target.unknown,
             }
             value = topk_divergence(logp[:, column : column + width], inputs)
             column += width
-            sums.add(term.inputs["divergence"], value)
+            sums.add(term.inputs["divergence"], value[term.scale != 0])
         else:
             function = KINDS[term.kind]
             assert function is not None
             value, figures = function(
-                logp[:, 0], {**term.inputs, "sampler_logps": batch.sampler_logps, "old_logps": batch.old_logps}
+                logp[:, 0],
+                {
+                    **term.inputs,
+                    "sampler_logps": batch.sampler_logps,
+                    "old_logps": batch.old_logps,
+                    "reference_logps": batch.reference_logps,
+                },
             )
+            live = term.scale != 0
             for name, rows in figures.items():
-                sums.add(name, rows)
-            if function is policy_gradient:  # the estimate E_q[log q - log p] of the reverse KL
-                sums.add("reverse_kl_sampled", logp[:, 0].detach() - term.inputs["reward"])
+                sums.add(name, rows[live])
         loss = loss + (term.scale * value).sum()
     return loss
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
@@ -14,6 +14,7 @@ from transformers import get_scheduler
 
 from opd.errors import UserError
 from opd.models import OutputHead, decoder, output_head
+from opd.objective.baseline import with_baselines
 from opd.objective.batching import MicroBatch, Taught, empty_batch, micro_batches, num_trainable
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
 from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_logps
@@ -55,14 +56,20 @@ class Learner:
         heads: Mapping[str, OutputHead],
         vocab: int,
         temperature: float,
+        reference: nn.Module | Literal["adapters off"] | None = None,
     ) -> None:
+        """`reference`: the student's frozen start for terms that need it, a copy or the student without its adapters."""
         self.accelerator, self.config, self.max_grad_norm = accelerator, objective, optimizer.max_grad_norm
         self.spec = LossSpec(heads, vocab, temperature, objective.max_logits_mib * 2**20)
         trained = [p for p in student.parameters() if p.requires_grad]
+        precision = getattr(torch, objective.precision)
         self.loss, self.optimizer = accelerator.prepare(
-            StudentLoss(student, getattr(torch, objective.precision)),
+            StudentLoss(student, precision),
             torch.optim.AdamW(trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay),
         )
+        self.reference = reference
+        if isinstance(reference, nn.Module):
+            self.reference = StudentLoss(reference, precision).eval().requires_grad_(False)
         updates = num_steps * objective.updates_per_batch
         constant = optimizer.schedule == "constant"
         self.scheduler = get_scheduler(
@@ -88,6 +95,9 @@ class Learner:
         parts = list(self._parts(taught))
         if len(parts) > 1:  # what the ratio refers to: the policy before this batch moved it
             parts = [(tokens, [replace(b, old_logps=self._logps(b)) for b in batches]) for tokens, batches in parts]
+        if self.reference is not None:
+            parts = [(n, [replace(b, reference_logps=self._reference_logps(b)) for b in batches]) for n, batches in parts]
+        parts = [(tokens, with_baselines(batches)) for tokens, batches in parts]
         sums = RowSums()
         results = [self._step(tokens, batches, sums) for tokens, batches in parts]
         total = max(1, sum(tokens for tokens, _ in parts))
@@ -133,6 +143,13 @@ class Learner:
             logps = self.loss(batch, self.spec, logps_only=True)
         self.loss.train()
         return logps
+
+    def _reference_logps(self, batch: MicroBatch) -> Tensor:
+        if isinstance(self.reference, nn.Module):
+            with torch.no_grad():
+                return self.reference(batch, self.spec, logps_only=True)
+        with self.student.disable_adapter():  # type: ignore[operator]
+            return self._logps(batch)
 
     def _step(self, tokens: int, batches: Sequence[MicroBatch], sums: RowSums) -> Metrics:
         """Forward, backward and update of one part."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 Inputs = Mapping[str, Any]
@@ -21,17 +21,25 @@ MIN_TAIL = 1e-7  # fp32 cannot tell a smaller mass from the rounding of 1 - sum
 
 
 def policy_gradient(logp: Float[Tensor, " c"], inputs: Inputs) -> tuple[Tensor, Figures]:
-    """-ratio * A with A = sg(reward - self_coef * log pi), pessimistically clipped as in PPO (arXiv 1707.06347, eq. 7).
+    """-ratio * (A - baseline) with a detached advantage A, pessimistically clipped as in PPO (arXiv 1707.06347, eq. 7).
 
-    Inputs: `reward` [c]; `self_coef`; `advantage_clip` or None; `ratio_clip` or None; `importance_cap` or None;
-    `old_logps` [c], the trainer's under the policy that the batch began with; `sampler_logps` [c].
+    Inputs: those of `advantages` and `clipped`; `baseline`, 0 where absent; `ratio_clip` or None; `importance_cap` or None;
+    `old_logps` [c], the trainer's under the policy that the batch began with; `sampler_logps` [c]. Inputs `teacher_NAME`
+    [c] are a teacher's log-probs by which the figure `reverse_kl_NAME` is measured.
     """
-    advantage = inputs["reward"] - inputs["self_coef"] * logp.detach()
-    figures = {"advantage": advantage}
+    own, starts = logp.detach(), inputs.get("unit_starts")
+    whole = advantages(own, inputs)
+    advantage = clipped(whole, inputs)
+    figures = {"advantage": whole}
     if inputs["advantage_clip"] is not None:
-        clipped = advantage.clamp(-inputs["advantage_clip"], inputs["advantage_clip"])
-        figures["advantage_clipped"] = (clipped != advantage).float()
-        advantage = clipped
+        figures["advantage_clipped"] = (advantage != whole).float()
+    unit = own if starts is None else unit_means(own, starts)
+    for name, teacher in inputs.items():
+        if name.startswith("teacher_"):
+            figures[name.replace("teacher_", "reverse_kl_", 1)] = unit - teacher
+    if inputs.get("reference_coef"):
+        figures["displacement"] = own - inputs["reference_logps"]
+    advantage = advantage - inputs.get("baseline", 0.0)
     old = inputs.get("old_logps")
     ratio = (logp - (logp.detach() if old is None else old)).exp()
     gain = ratio * advantage
@@ -45,14 +53,48 @@ def policy_gradient(logp: Float[Tensor, " c"], inputs: Inputs) -> tuple[Tensor, 
     return -gain, figures
 
 
+def advantages(logp: Float[Tensor, " c"], inputs: Inputs) -> Float[Tensor, " c"]:
+    """reward - self_coef * log pi - unit_coef * (mean of log pi over the token's unit) + reference_coef * log pi_ref.
+
+    Inputs: `reward` [c]; `self_coef`; `unit_coef` and `reference_coef`, 0 where absent; `unit_starts` [c] bool, the first
+    token of each unit of tokens judged together (without it each token is one); `reference_logps` [c], of the student's
+    frozen start.
+    """
+    advantage = inputs["reward"] - inputs["self_coef"] * logp
+    if inputs.get("unit_coef"):
+        starts = inputs.get("unit_starts")
+        advantage = advantage - inputs["unit_coef"] * (logp if starts is None else unit_means(logp, starts))
+    if inputs.get("reference_coef"):
+        advantage = advantage + inputs["reference_coef"] * inputs["reference_logps"]
+    return advantage
+
+
+def clipped(advantage: Float[Tensor, " c"], inputs: Inputs) -> Float[Tensor, " c"]:
+    """Within plus or minus `advantage_clip`, where that is not None."""
+    limit = inputs["advantage_clip"]
+    return advantage if limit is None else advantage.clamp(-limit, limit)
+
+
+def unit_means(values: Float[Tensor, " c"], starts: Bool[Tensor, " c"]) -> Float[Tensor, " c"]:
+    """Each row's mean over its unit; `starts` marks the units' first rows, the first row among them."""
+    unit = starts.long().cumsum(0) - 1
+    sums = values.new_zeros(len(values)).index_add_(0, unit, values)
+    sizes = values.new_zeros(len(values)).index_add_(0, unit, torch.ones_like(values))
+    return (sums / sizes.clamp(min=1))[unit]
+
+
 def topk_divergence(log_q: Float[Tensor, "c K"], inputs: Inputs) -> Tensor:
     """Divergence over the K tokens of `target`, in nats.
 
     Inputs: `target_logps` [c, K], `target_tail` [c], `present` [c, K] bool, `tail` (tail | renormalise | truncate),
     `divergence` (reverse_kl | forward_kl | jsd), `beta`. `tail` adds the mass outside as one more token, so K = V is
-    exact; `truncate` is the divergence of unnormalised measures, sum a log(a/b) - a + b, which is never negative.
+    exact; `truncate` is the divergence of unnormalised measures, sum a log(a/b) - a + b, which is never negative. `unknown`
+    [c, K] bool, where given, are tokens that the target does not have: log_q is conditioned on their not being drawn.
     """
     present, tail = inputs["present"], inputs["tail"]
+    if (unknown := inputs.get("unknown")) is not None:
+        known = 1 - (log_q.exp() * unknown).sum(-1, keepdim=True)
+        log_q, present = log_q - known.clamp(min=MIN_TAIL).log(), present & ~unknown
     log_p = inputs["target_logps"].masked_fill(~present, 0.0)
     log_q = log_q.masked_fill(~present, 0.0)
     keep = present

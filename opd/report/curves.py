@@ -16,6 +16,11 @@ DIVERGENCES = {  # different quantities, so each has a figure of its own
     "forward_kl": "Forward KL in training",
     "jsd": "JS divergence in training",
 }
+DISTANCES = {  # from the teacher at an evaluation; the latter two where it reads with another tokenizer
+    "reverse_kl": "Held-out reverse KL",
+    "reverse_kl_sampled": "Held-out sampled reverse KL",
+    "teacher_logp": "Held-out log-prob of the student's tokens under the teacher",
+}
 
 
 @dataclass(frozen=True)
@@ -57,16 +62,17 @@ def panels(groups: Sequence[Group], metric: Metric, goal: float | None) -> list[
     levels = [] if goal is None else [("teacher", goal)]
     found = [
         Panel("heldout-score", f"Held-out {metric.name}", _evaluated(groups, metric.mean), "%", True, levels),
-        Panel("heldout-kl", "Held-out reverse KL", _evaluated(groups, _reverse_kl), "nats/token", True),
     ]
+    for name, title in DISTANCES.items():
+        found.append(Panel(f"heldout-{name}", title, _evaluated(groups, _figure(name)), "nats/token", True))
     for name, title in DIVERGENCES.items():
         found.append(Panel(f"training-{name}", title, _trained(groups, name), "nats/token"))
     found.append(Panel("loss", "Training loss", _trained(groups, "loss"), ""))
     return [panel for panel in found if panel.lines]
 
 
-def _reverse_kl(result: Result) -> float | None:
-    return result.figures.get("reverse_kl")
+def _figure(name: str) -> Callable[[Result], float | None]:
+    return lambda result: result.figures.get(name)
 
 
 def _evaluated(groups: Sequence[Group], value: Callable[[Result], float | None]) -> list[Line]:

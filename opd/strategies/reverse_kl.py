@@ -10,27 +10,26 @@ al. 2025, "On-Policy Distillation"). Three forms, from cheap to exact:
 """
 
 import asyncio
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from opd.errors import UserError
+from opd.judging import SpanRule, judge
 from opd.plugins import Models
 from opd.records import Hidden, Rollout, ScoreRequest, Scores, Term, TopK, Turn
+from opd.strategies.sampled import SampledConfig
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
 
 
 @dataclass(frozen=True)
-class ReverseKLConfig:
+class ReverseKLConfig(SampledConfig):
     """Plain on-policy distillation."""
 
-    coef: float = 1.0
-    """Scale of this term."""
     form: Literal["sampled", "topk", "full"] = "full"
     """What is compared: the sampled token, k tokens of each position, or the whole vocabulary."""
     divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
@@ -44,27 +43,24 @@ class ReverseKLConfig:
     tail: Literal["tail", "renormalise", "truncate"] = "tail"
     """For `topk`, the mass outside: one more bucket; none, with both sides scaled to 1; or left out of the sum (the
     divergence of unnormalised measures, which is not negative and whose gradient is that of the kept tokens alone)."""
-    advantage_clip: float | None = None
-    """For `sampled`: advantages are clipped to plus or minus this."""
-    ratio_clip: float | None = 0.2
-    """For `sampled` with several updates a batch: the ratio's distance from 1 beyond which a token stops teaching."""
-    importance: Literal["auto", "none", "truncated"] = "auto"
-    """For `sampled`: weight tokens by trainer over sampler probability, cut off at `importance_cap`. `auto` does so where
-    rollouts are older than the student (`lookahead: 1`)."""
-    importance_cap: float = 2.0
-    """Largest weight of `importance: truncated`."""
+    span_reduce: SpanRule = "split"
+    """For `sampled` with a teacher of another tokenizer: a unit's log-probs as their sum, shared equally among the student's
+    tokens, or as their mean, which is biased where the two cut text into unlike numbers of tokens."""
 
 
 class ReverseKL:
     """See the module."""
 
     Config = ReverseKLConfig
+    needs_weak_reference = False
+    needs_reference = False
 
     def __init__(self, config: ReverseKLConfig, run: "RunConfig") -> None:
         self.config = config
         self.temperature = run.loss_temperature
         self.needs_hidden = config.form == "full"
-        self.importance = "truncated" if config.importance == "auto" and run.lookahead else config.importance
+        self.across_tokenizers = config.form == "sampled"
+        self.policy_inputs = config.policy_inputs(run)
         self.num_student_topk = config.k if config.form == "topk" and config.source != "teacher" else 0
 
     @staticmethod
@@ -87,26 +83,16 @@ class ReverseKL:
                 raise UserError(f"terms.reverse_kl.k is {config.k}: it must be at least 1")
             if config.k == 1 and config.tail == "renormalise" and config.source != "union":
                 raise UserError("terms.reverse_kl.k: one renormalised token has divergence 0 everywhere; take k >= 2")
-        if not math.isfinite(config.coef) or (config.ratio_clip is not None and config.ratio_clip <= 0):
-            raise UserError("terms.reverse_kl: coef must be a finite number and ratio_clip positive or null")
-        if config.importance_cap <= 0 or (config.advantage_clip is not None and config.advantage_clip <= 0):
-            raise UserError("terms.reverse_kl: advantage_clip and importance_cap must be positive")
+        config.check("terms.reverse_kl", run)
         if not 0.0 < config.beta < 1.0:
             raise UserError(f"terms.reverse_kl.beta is {config.beta}: it must lie between 0 and 1")
 
     async def collect(self, rollout: Rollout, models: Models) -> list[Term]:
         model = models.teacher_for(rollout.prompt)
-        scores = await asyncio.gather(*(self._score(model, turn, models) for turn in rollout.turns))
         config = self.config
         if config.form == "sampled":
-            inputs: dict[str, Any] = {
-                "reward": _joined([s.logps for s in scores]),
-                "self_coef": 1.0,
-                "advantage_clip": config.advantage_clip,
-                "ratio_clip": config.ratio_clip,
-                "importance_cap": config.importance_cap if self.importance == "truncated" else None,
-            }
-            return [Term("policy_gradient", mask=rollout.trainable, inputs=inputs, coef=config.coef)]
+            return [await self._sampled(model, rollout, models)]
+        scores = await asyncio.gather(*(self._score(model, turn, models) for turn in rollout.turns))
         if config.form == "topk":
             ids, logps = _joined([s.topk_ids for s in scores]), _joined([s.topk_logps for s in scores])
             target: TopK | Hidden = TopK(ids, logps, _joined([s.tail for s in scores]))
@@ -115,6 +101,17 @@ class ReverseKL:
             target = Hidden(tuple(s.hidden for s in scores), scores[0].head)
         inputs = {"divergence": config.divergence, "beta": config.beta, "tail": config.tail, "target": target}
         return [Term("divergence", mask=rollout.trainable, inputs=inputs, coef=config.coef)]
+
+    async def _sampled(self, model: str, rollout: Rollout, models: Models) -> Term:
+        config = self.config
+        judged = await judge(models, model, rollout, temperature=self.temperature, coverage=config.coverage)
+        inputs = {**self.policy_inputs, "reward": judged.by(config.span_reduce), "teacher_sampled": judged.split}
+        if judged.unit_starts is None:
+            inputs |= {"self_coef": 1.0}
+        else:  # both sides by the same rule, so that texts of equal probability have advantage 0 however they are cut
+            own = {"self_coef": 0.0, "unit_coef": 1.0, "unit_starts": judged.unit_starts}
+            inputs |= {**own, "teacher_mean": judged.mean}
+        return Term("policy_gradient", mask=rollout.trainable & judged.mask, inputs=inputs, coef=config.coef)
 
     async def _score(self, model: str, turn: Turn, models: Models) -> Scores:
         config = self.config

@@ -30,14 +30,28 @@ class Supervised:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Feed-forward layers of experts: a router picks some of them for each token, and one more is shared by all."""
+
+    num_experts: int = 8
+    num_active: int = 4
+    expert_size: int = 96
+    """Inner dimension of each expert, the shared one too."""
+
+
+@dataclass(frozen=True)
 class Model:
-    """A Llama model, with attention heads of 32 dimensions and tied embeddings."""
+    """A Llama model, or with experts a Qwen2-MoE one; attention heads of 32 dimensions, tied embeddings."""
 
     num_layers: int
     hidden_size: int
     training: Supervised
     tokenizer: str = "characters"
     """Key of `opd.tiny.tokenizer.MERGES`."""
+    experts: Mixture | None = None
+    sharpness: float | None = None
+    """What logits are multiplied with after training. A model that was stopped early samples stray bytes, since hundreds
+    of unlikely tokens add up; a factor above 1 makes its text well formed and leaves its greedy answers alone."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,26 @@ MEMBERS: dict[str, Model | Data] = {
         96,
         Supervised(max_steps=2000, schedule="constant", min_accuracy=0.25, stop_early=True, learning_rate=5e-4),
     ),
+    "weak": Model(
+        3,
+        128,
+        Supervised(
+            max_steps=600, schedule="constant", min_accuracy=0.35, stop_early=True, learning_rate=1e-3, batch_size=32
+        ),
+    ),
+    "moe-teacher": Model(
+        3,
+        128,
+        Supervised(max_steps=600, schedule="linear", min_accuracy=0.95, batch_size=32),
+        experts=Mixture(),
+    ),
+    "other-student": Model(
+        2,
+        96,
+        Supervised(max_steps=2000, schedule="constant", min_accuracy=0.25, stop_early=True, learning_rate=5e-4),
+        tokenizer="operators",
+        sharpness=1.5,
+    ),
     "prompts": Data("prompts", with_answers=False),
     "heldout": Data("heldout", with_answers=True),
 }
@@ -66,5 +100,7 @@ MEMBERS: dict[str, Model | Data] = {
 
 def digest(name: str, seed: int = 0) -> str:
     """Cache key of a member: 16 hexadecimal digits that change with any of its settings, its seed or `VERSION`."""
-    settings = {"version": VERSION, "name": name, "seed": seed, "member": asdict(MEMBERS[name])}
+    # What a member does not have is left out, so that a new field leaves the keys of the other members alone.
+    member = {field: value for field, value in asdict(MEMBERS[name]).items() if value is not None}
+    settings = {"version": VERSION, "name": name, "seed": seed, "member": member}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

@@ -7,10 +7,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
 
 from opd.tiny.members import Model
 from opd.tiny.tokenizer import BOS_ID, END_ID, PAD_ID, build_tokenizer
@@ -31,30 +40,49 @@ def build_model(folder: Path, name: str, member: Model, seed: int) -> None:
     with own_torch_state(seed):
         model = initialise(member, tokenizer)
         outcome = train(model, tokenizer, member.training, name=f"{name}@{seed}", console=console)
+        sharpen(model, member.sharpness)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     facts = {"name": name, "seed": seed, "member": asdict(member), **asdict(outcome)}
     (folder / "tiny.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
-def initialise(member: Model, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A Llama model with random weights from torch's default generator, in float32 on the CPU."""
-    config = LlamaConfig(
+def initialise(member: Model, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
+    """A model with random weights from torch's default generator, in float32 on the CPU."""
+    shape: dict[str, Any] = {
         # Always at least one row beyond the tokenizer's, as in most real checkpoints.
-        vocab_size=(len(tokenizer) // VOCABULARY_MULTIPLE + 1) * VOCABULARY_MULTIPLE,
-        hidden_size=member.hidden_size,
-        intermediate_size=3 * member.hidden_size,
-        num_hidden_layers=member.num_layers,
-        num_attention_heads=member.hidden_size // HEAD_DIM,
-        max_position_embeddings=CONTEXT_TOKENS,
-        tie_word_embeddings=True,
-        pad_token_id=PAD_ID,
-        bos_token_id=BOS_ID,
-        eos_token_id=END_ID,
-    )
-    model = LlamaForCausalLM(config)
+        "vocab_size": (len(tokenizer) // VOCABULARY_MULTIPLE + 1) * VOCABULARY_MULTIPLE,
+        "hidden_size": member.hidden_size,
+        "intermediate_size": 3 * member.hidden_size,
+        "num_hidden_layers": member.num_layers,
+        "num_attention_heads": member.hidden_size // HEAD_DIM,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "tie_word_embeddings": True,
+        "pad_token_id": PAD_ID,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": END_ID,
+    }
+    if member.experts is None:
+        model = LlamaForCausalLM(LlamaConfig(**shape))
+    else:
+        config = Qwen2MoeConfig(
+            **shape,
+            num_key_value_heads=shape["num_attention_heads"],
+            num_experts=member.experts.num_experts,
+            num_experts_per_tok=member.experts.num_active,
+            moe_intermediate_size=member.experts.expert_size,
+            shared_expert_intermediate_size=member.experts.expert_size,
+        )
+        model = Qwen2MoeForCausalLM(config)
     model.generation_config = GenerationConfig(pad_token_id=PAD_ID, bos_token_id=BOS_ID, eos_token_id=END_ID)
     return model
+
+
+@torch.no_grad()
+def sharpen(model: PreTrainedModel, factor: float | None) -> None:
+    """Multiplies all logits, through the norm before the head, which has no bias."""
+    if factor is not None:
+        model.get_decoder().get_parameter("norm.weight").mul_(factor)
 
 
 @contextmanager

@@ -10,8 +10,15 @@ ROLES = ["<|system|>", "<|user|>", "<|assistant|>"]
 MARKS = [PAD, BOS, *ROLES, END]
 PAD_ID, BOS_ID, END_ID = (MARKS.index(mark) for mark in (PAD, BOS, END))  # the marks come first in every vocabulary
 
-MERGES: dict[str, list[tuple[str, str]]] = {"characters": [("#", "#"), ("##", "##")]}
-"""Byte-pair merges of each tokenizer, in order of priority: here the answer mark `####`. All else is a token a byte."""
+MERGES: dict[str, list[tuple[str, str]]] = {
+    "characters": [("#", "#"), ("##", "##")],
+    "operators": [*((digit, sign) for sign in "+=," for digit in "0123456789"), ("#", "#")],
+}
+"""Byte-pair merges of each tokenizer, in order of priority; all else is a token a byte.
+
+`characters` has the answer mark `####`. `operators` has a sign together with the digit before it (`7+`, `0=`, `2,`) and the
+mark in two halves, so that beside `characters` some of its tokens are several and several are one.
+"""
 
 # Each turn is its role's mark, its content and the end mark; a role without a mark is refused.
 CHAT_TEMPLATE = """\

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
 from opd.tiny.arithmetic import Problem, extract_answer, splits, supervised_problems
 from opd.tiny.members import Supervised
@@ -32,7 +32,7 @@ class Outcome:
 
 
 def train(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Supervised, name: str, console: Console
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, settings: Supervised, name: str, console: Console
 ) -> Outcome:
     """Train `model` in place. `name` seeds the order of the examples and labels the progress bar."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.0, fused=True)
@@ -72,7 +72,7 @@ def learning_rate_factor(step: int, settings: Supervised) -> float:
     return max(0.0, (settings.max_steps - step) / (settings.max_steps - warmup_steps))
 
 
-def response_loss(model: LlamaForCausalLM, prompt_BP: Tensor, response_BR: Tensor) -> Tensor:
+def response_loss(model: PreTrainedModel, prompt_BP: Tensor, response_BR: Tensor) -> Tensor:
     """Mean cross-entropy in nats per response token, the end mark included and padding left out."""
     # Responses are padded on the right, where causal attention needs no mask.
     input_ids = torch.cat([prompt_BP, response_BR[:, :-1]], dim=1)
@@ -97,7 +97,7 @@ def encode_prompts(tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) 
     return tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_tensors="pt").input_ids  # type: ignore
 
 
-def greedy_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> float:
+def greedy_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> float:
     """Share of the problems, from 0 to 1, whose greedy response ends and gives the right answer."""
     responses = greedy_responses(model, encode_prompts(tokenizer, problems))
     num_right = 0
@@ -109,7 +109,7 @@ def greedy_accuracy(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast,
 
 
 @torch.no_grad()
-def greedy_responses(model: LlamaForCausalLM, prompt_BP: Tensor) -> Tensor:
+def greedy_responses(model: PreTrainedModel, prompt_BP: Tensor) -> Tensor:
     """The likeliest token at each step, [B, R]; what follows a row's end mark is without meaning."""
     tokens_B1 = prompt_BP
     ended_B1 = torch.zeros(len(prompt_BP), 1, dtype=torch.bool)

@@ -20,7 +20,7 @@ from opd.teachers.client.handshake import Info, check_same
 from opd.teachers.client.replica import OtherModel
 from opd.teachers.client.replicas import Job, Patience, Replicas
 from opd.teachers.client.servers import MAX_ROW_BYTES, Servers
-from opd.teachers.config import TeacherConfig
+from opd.teachers.config import FrozenConfig
 from opd.teachers.loop_thread import LoopThread
 from opd.teachers.wire import Asked, decode_scores, decode_turn, encode_sample_request, encode_score_request
 
@@ -34,11 +34,12 @@ class ServedTeacher:
     """Implements `opd.teachers.pool.Teacher`. Made by `connect`."""
 
     def __init__(
-        self, config: TeacherConfig, servers: Servers, infos: Sequence[tuple[str, Info]], vocab: int | None = None
+        self, config: FrozenConfig, servers: Servers, infos: Sequence[tuple[str, Info]], vocab: int | None = None
     ) -> None:
         """`infos` are the replicas' `/v1/info` by address. Raises `UserError` where they are not one teacher, or another."""
         self.name, self.config, self.servers, self.field = servers.name, config, servers, servers.field
-        self.model = config.served_as or (self.name if config.adapter is not None else "base")
+        of_its_own = config.adapter is not None or config.active_experts is not None
+        self.model = config.served_as or (self.name if of_its_own else "base")
         self.identity = check_same(infos, f"teachers.{self.name}", model=self.model, digest=config.digest)
         first = infos[0][1]
         self.info: Info = {**first, "max_context": min(info["max_context"] for _, info in infos)}
@@ -55,7 +56,7 @@ class ServedTeacher:
         self._closing: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def connect(cls, name: str, config: TeacherConfig, vocab: int | None = None) -> "ServedTeacher":
+    def connect(cls, name: str, config: FrozenConfig, vocab: int | None = None) -> "ServedTeacher":
         """Asks every replica what it serves; one that does not answer is asked again for a few seconds.
 
         `vocab` is the number of ids it will be asked about; None is all of them. Not to be called while an event loop runs.

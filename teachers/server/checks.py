@@ -40,7 +40,7 @@ def check_generate(request: SampleRequest, model: str, bounds: Bounds) -> int:
     """Bytes of the longest answer. Raises `Refused`."""
     _known(model, bounds)
     if model != "base":
-        raise Refused(400, f"model: {model!r} is an adapter, and only the base samples")
+        raise Refused(400, f"model: {model!r} is not the base, which alone samples")
     _below(request.context_ids, bounds.vocab)
     if request.sampling.num_topk > bounds.vocab:
         raise Refused(400, f"num_topk: {request.sampling.num_topk} are more than the vocabulary of {bounds.vocab}")

@@ -16,7 +16,7 @@ from opd.errors import UserError
 from opd.models import context_limit
 from opd.records import SampleRequest, Turn
 from opd.students.hf_sampler import HFSampler
-from opd.teachers.digest import adapter_digest, head_digest, tokens_digest, weights_digest
+from opd.teachers.digest import adapter_digest, experts_digest, head_digest, tokens_digest, weights_digest
 from opd.teachers.hf import HFModel, View
 from opd.teachers.server.admission import Refused
 from opd.teachers.server.options import ServeOptions
@@ -29,9 +29,10 @@ class ServedModel:
     """One loaded base with its adapters, its tokenizer, and the digests by which clients know them."""
 
     model: HFModel
+    active_experts: Mapping[str, int]  # by model name, for those that do not have the base's own number
     name: str  # of the base, without its folders
     eos_ids: tuple[int, ...]
-    weights: Mapping[str, str]  # digest by model name: `base` and the adapters
+    weights: Mapping[str, str]  # digest by model name: `base`, the adapters, and those with fewer experts
     head_id: str
     tokens: str  # digest of the token -> id map
     num_tokens: int  # ids that the tokenizer uses: the largest and one more
@@ -62,10 +63,14 @@ class ServedModel:
         weights = {"base": base}
         for name in options.adapters:
             weights[name] = adapter_digest(base, model.adapter_state(name))
+        for name, number in options.active_experts.items():
+            model.experts.check(number, f"--active-experts {name}")
+            weights[name] = experts_digest(weights.get(name, base), number)
         name = Path(options.model).name if Path(options.model).expanduser().is_dir() else options.model.rpartition("/")[2]
         vocab = tokenizer.get_vocab()
         return cls(
             model=model,
+            active_experts=options.active_experts,
             name=name,
             eos_ids=ends,
             weights=weights,
@@ -114,7 +119,8 @@ class ServedModel:
 
     async def score(self, asked: Asked) -> bytes:
         """The frame of an answer. Runs where the model lives. Raises `StreamLost`."""
-        view = View(asked.vocab, asked.logp_floor, None if asked.model == "base" else asked.model)
+        adapter = asked.model if asked.model in self.model.adapters else None
+        view = View(asked.vocab, asked.logp_floor, adapter, self.active_experts.get(asked.model))
         scores = await self.model.score(asked.request, view)
         self.num_floored += scores.num_floored
         if scores.hidden is not None:

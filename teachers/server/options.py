@@ -29,6 +29,7 @@ class ServeOptions:
     port: int = 8400  # 0 takes a free one
     token_file: str | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)  # name -> folder of a LoRA adapter over `model`
+    active_experts: Mapping[str, int] = field(default_factory=dict)  # name -> experts a token; over an adapter of that name
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: str = "sdpa"
@@ -52,6 +53,21 @@ def parse_adapters(pairs: Sequence[str]) -> dict[str, str]:
             raise UserError(f"--adapter: the name {name!r} is taken; give each adapter a name of its own")
         adapters[name] = folder
     return adapters
+
+
+def parse_active_experts(pairs: Sequence[str]) -> dict[str, int]:
+    """Name -> number, of `NAME=N` each. Raises `UserError`."""
+    numbers: dict[str, int] = {}
+    for pair in pairs:
+        name, equals, number = pair.partition("=")
+        if not equals or not (number.isascii() and number.isdigit()) or not MODEL_NAME.fullmatch(name):
+            raise UserError(
+                f"--active-experts: {pair!r} is not NAME=N, a name of letters, digits, '.', '_' and '-' and a number"
+            )
+        if name == "base" or name in numbers:
+            raise UserError(f"--active-experts: the name {name!r} is taken; give each model a name of its own")
+        numbers[name] = int(number)
+    return numbers
 
 
 def parse_quantization(text: str | None) -> dict[str, Any]:

@@ -86,3 +86,23 @@ def test_vocabularies_and_eos(recipe, teacher):
     found = by_subject(examine(recipe(teacher(longer))))
     assert found["token -> id maps"].level == "warn"
     assert "<think>" in found["token -> id maps"].fix
+
+
+def test_another_tokenizer_is_measured(recipe, byte_model, tmp_path):
+    (tmp_path / "bytes.jsonl").write_text(json.dumps({"prompt": "abcd"}) + "\n")
+    sections = {
+        "student": {"model": byte_model(0, "ab bc")},
+        "teachers": {"default": {"model": byte_model(1, "cd"), "weak_reference": {"model": byte_model(2, "cd")}}},
+        "prompts": {"path": str(tmp_path / "bytes.jsonl")},
+    }
+    found = by_subject(examine(recipe(**sections, terms={"compass": {}})))
+    assert {finding.level for finding in found.values()} == {"ok"}
+    assert found["tokens"].text == (
+        "differ from the student's; 100.0% of the bytes of 256 prompts are aligned, 0.0% of the tokens one to one"
+    )
+    assert "<bos><user>abcd<assistant>" in found["template"].text
+    assert "teachers.default.weak_reference.model tokens" in found
+    assert "terms" not in found
+    findings = examine(recipe(**sections))
+    (error,) = [finding for finding in findings if finding.level == "error"]
+    assert error.text.startswith("terms.reverse_kl: teachers.default.model reads with another tokenizer")

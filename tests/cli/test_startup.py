@@ -9,8 +9,9 @@ import opd
 
 LIGHT = [["--help"], ["ls"], ["validate", "quickstart"], ["config", "quickstart"], ["train", "--help"], ["config"]]
 LIGHT += [["serve", "--help"], ["serve", "teacher", "--help"], ["sweep", "sweeps/divergences", "--dry-run"]]
-LIGHT += [["ls", what] for what in ("sweeps", "suites", "protocols")]
-LIGHT += [[command, "--help"] for command in ("eval", "grade", "compare", "push")]
+LIGHT += [["ls", what] for what in ("sweeps", "suites", "protocols", "sft")]
+LIGHT += [[command, "--help"] for command in ("align", "eval", "grade", "compare", "push", "sft")]
+LIGHT += [["prompts", "answer", "--help"]]
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)

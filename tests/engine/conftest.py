@@ -47,3 +47,19 @@ def without_timings(path):
 @pytest.fixture(scope="session")
 def metrics_of():
     return lambda run: without_timings(run / "metrics.jsonl")
+
+
+@pytest.fixture(scope="session")
+def aligned_recipe(raw_recipe, byte_model, tmp_path_factory):
+    """`aligned_recipe(**sections)`: a student whose tokens span those of teacher and weak reference, and the other way."""
+    student, teacher, weak = byte_model(0, "ab 0a bc"), byte_model(1, "cd"), byte_model(2, "cd")
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"problem": word}) + "\n" for word in ("abcd", "0ab", "dd", "cab0")))
+
+    def build(**sections):
+        teachers = {"default": {"model": teacher, "weak_reference": {"model": weak}}}
+        prompts = {"path": str(path), "columns": {"prompt": "problem"}}
+        defaults = {"student": {"model": student}, "teachers": teachers, "prompts": prompts, "eval": {}}
+        return raw_recipe(**{**defaults, **sections})
+
+    return build

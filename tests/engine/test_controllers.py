@@ -35,8 +35,8 @@ class StopBelow:
             raise UserError("rollout.stop_below.threshold: must be negative")
 
     def stops(self, progress):
-        assert len(progress.logps) == len(progress.sampled_ids)
-        return float(np.mean(progress.logps[-self.unit :])) < self.threshold
+        assert len(progress.logps) <= len(progress.sampled_ids)
+        return bool(len(progress.logps)) and float(np.nanmean(progress.logps[-self.unit :])) < self.threshold
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +64,20 @@ def test_it_stops_rollouts(recipe, tmp_path, metrics_of):
     assert 0 < sum(row["stopped_rate"] for row in rows) < len(rows)
     assert all(row["trained_tokens"] == row["sampled_tokens"] for row in rows)
     assert sum(row["discarded_tokens"] for row in rows) > 0
+
+
+def test_it_reads_a_teacher_of_another_tokenizer(aligned_recipe, tmp_path, metrics_of):
+    settings = {"sampler": {"chunk_tokens": 3}, "terms": {"reverse_kl": {"form": "sampled"}}}
+    stopped = aligned_recipe(**settings, rollout={"stop_below": {"threshold": -4.0}})
+    opd.train(build_config(stopped), tmp_path / "run")
+    rows = metrics_of(tmp_path / "run")
+    assert 0 < sum(row["stopped_rate"] for row in rows) < len(rows)
+    assert sum(row["discarded_tokens"] for row in rows) > 0
+    opd.train(build_config({**stopped, "rollout": {"stop_below": {"threshold": -1e9}}}), tmp_path / "watched")
+    opd.train(build_config(aligned_recipe(**settings)), tmp_path / "plain")
+    for watched, plain in zip(metrics_of(tmp_path / "watched"), metrics_of(tmp_path / "plain"), strict=True):
+        assert watched.pop("stopped_rate") == watched.pop("discarded_tokens") == 0
+        assert watched == plain
 
 
 def test_without_a_stop_the_run_is_the_plain_one(recipe, raw_recipe, tmp_path, metrics_of):

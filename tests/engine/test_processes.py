@@ -15,12 +15,17 @@ from omegaconf import OmegaConf
         {},
         {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}},
         {"terms": {"reverse_kl": {"form": "sampled"}}, "lookahead": 1},
+        {
+            "terms": {"compass": {"beta": 0.5, "baseline": "mean", "advantage_clip": 1.0}},
+            "objective": {"updates_per_batch": 2},
+        },
     ],
-    ids=["full", "sampled-two-updates", "sampled-lookahead"],
+    ids=["full", "sampled-two-updates", "sampled-lookahead", "compass"],
 )
-def test_two_processes_equal_one(raw_recipe, tmp_path, metrics_of, sections):
+def test_two_processes_equal_one(raw_recipe, aligned_recipe, tmp_path, metrics_of, sections):
     """The best checkpoint included: all processes must see the same accuracies and decide alike."""
-    raw = raw_recipe(steps=4, **sections)
+    base = aligned_recipe if "compass" in sections.get("terms", {}) else raw_recipe
+    raw = base(steps=4, **{"eval": raw_recipe()["eval"], **sections})
     (tmp_path / "reward.py").write_text("def score(response, answer, row):\n    return len(response) % 2\n")
     sampled = {"samples": 4, "temperature": 1.0, "reward": f"{tmp_path}/reward.py:score", "kl_prompts": 0}
     chosen = {**raw["prompts"], "limit": 5}

@@ -83,6 +83,22 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(
         assert abs(row.get("advantage", 0.0)) < 1e-6
 
 
+def test_another_tokenizer_behind_servers(aligned_recipe, tmp_path, metrics_of):
+    """Tokenizers come from the servers; scores of aligned text are those of models in process."""
+    terms = {"compass": {"alpha": 0.5, "beta": 0.3}, "shared_topk": {"k": 5}, "reverse_kl": {"form": "sampled", "coef": 0.1}}
+    settings = {"terms": terms, "sampling": {"max_new_tokens": 12, "temperature": 0.7}, "steps": 4}
+    here = aligned_recipe(**settings)
+    teacher = here["teachers"]["default"]
+    with serving(teacher["model"]) as (_, strong), serving(teacher["weak_reference"]["model"]) as (_, weak):
+        teachers = {"default": {"url": strong, "weak_reference": {"url": weak}}}
+        there = train(aligned_recipe(**settings, teachers=teachers), tmp_path / "there", metrics_of)
+    for mine, other in zip(train(here, tmp_path / "here", metrics_of), there, strict=True):
+        assert mine.keys() == other.keys()
+        assert mine["align/byte_coverage"] == 1.0
+        for name, value in mine.items():
+            assert other[name] == pytest.approx(value, abs=1e-5, rel=1e-5), name
+
+
 def test_a_run_may_be_resumed_at_another_address_but_not_with_another_teacher(
     raw_recipe, tmp_path, metrics_of, url, own_url
 ):

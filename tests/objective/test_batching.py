@@ -169,3 +169,19 @@ def test_a_batch_without_rows():
     batch = empty_batch(CPU)
     assert batch.input_ids.shape == (1, 1)
     assert len(batch.rows) == 0
+
+
+def test_of_a_unit_all_rows_stay_or_none(random_rollout):
+    rollout = random_rollout(0, (3, 6), (4, 3))
+    mask = np.array([0, 0, 1, 0, 0, 0, 1, 0, 0], bool)
+    starts = np.array([1, 0, 1, 0, 1, 1, 1, 1, 0], bool)
+    units = term(rollout, mask)
+    units = replace(units, inputs={**units.inputs, "unit_starts": starts})
+    (batch,) = pack([(rollout, [units])])
+    assert batch.terms[0].inputs["reward"].tolist() == [2.0, 3.0, 6.0]  # 3 is not trained, but counts in its unit's mean
+    assert (batch.terms[0].scale > 0).tolist() == [True, False, True]
+    other = term(rollout, np.array([0, 1, 0, 0, 0, 0, 0, 0, 0], bool))  # a term without units wants one row of one
+    (batch,) = pack([(rollout, [units, other])])
+    assert batch.terms[0].inputs["reward"].tolist() == [0.0, 1.0, 2.0, 3.0, 6.0]
+    assert batch.unit_starts is not None
+    assert batch.unit_starts.tolist() == [True, False, True, False, True]

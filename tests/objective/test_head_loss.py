@@ -1,5 +1,8 @@
 """Loss and gradients of the chunked head against plain float64 autograd over the whole matrix of logits."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +10,7 @@ from torch import Tensor
 from opd.models import OutputHead
 from opd.objective import terms
 from opd.objective.batching import MicroBatch, PackedTerm, select_rows
-from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_logps
+from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_chunks, row_logps
 from opd.objective.terms import topk_divergence
 from opd.records import Hidden, TopK
 
@@ -41,7 +44,8 @@ def spec_of(heads, rows: int = 1000, temperature: float = 0.7) -> LossSpec:
 
 def sampled(n: int, **inputs) -> PackedTerm:
     plain = {"self_coef": 1.0, "advantage_clip": None, "ratio_clip": None, "importance_cap": None}
-    return PackedTerm("policy_gradient", torch.rand(n, generator=GENERATOR), {"reward": normal(n), **plain, **inputs})
+    scale, rewards = torch.rand(n, generator=GENERATOR), {"reward": normal(n), "teacher_sampled": normal(n)}
+    return PackedTerm("policy_gradient", scale, {**rewards, **plain, **inputs})
 
 
 def topk(n: int, k: int = 5, divergence: str = "reverse_kl", tail: str = "tail") -> PackedTerm:
@@ -89,6 +93,12 @@ def reference(hidden: Tensor, weight: Tensor, scale: float, batch: MicroBatch, s
             rows = topk_divergence(log_q.gather(-1, ids.clamp(min=0)), {**inputs, **given})
         else:
             advantage = inputs["reward"].double() - inputs["self_coef"] * sampled_logp.detach()
+            if "unit_starts" in inputs:
+                edges = [*inputs["unit_starts"].nonzero()[:, 0].tolist(), len(sampled_logp)]
+                means = [sampled_logp.detach()[a:b].mean().expand(b - a) for a, b in itertools.pairwise(edges)]
+                advantage = advantage - inputs["unit_coef"] * torch.cat(means)
+                assert batch.reference_logps is not None
+                advantage = advantage + inputs["reference_coef"] * batch.reference_logps.double()
             old = sampled_logp.detach() if batch.old_logps is None else batch.old_logps.double()
             rows = -(sampled_logp - old).exp() * advantage
         loss = loss + (term.scale.double() * rows).sum()
@@ -235,8 +245,49 @@ def test_figures_are_means_over_rows_whatever_the_chunks(heads):
     sampled_logp = log_q.gather(-1, batch.token_ids[:, None])[:, 0]
     assert means[0]["entropy"] == pytest.approx(-float((log_q.exp() * log_q).sum(-1).mean()), rel=1e-5)
     assert means[0]["mismatch"] == pytest.approx(float((sampled_logp - batch.sampler_logps).abs().mean()), rel=1e-5)
-    reward = batch.terms[1].inputs["reward"]
-    assert means[0]["reverse_kl_sampled"] == pytest.approx(float((sampled_logp - reward).mean()), rel=1e-4)
+    teacher = batch.terms[1].inputs["teacher_sampled"]
+    assert means[0]["reverse_kl_sampled"] == pytest.approx(float((sampled_logp - teacher).mean()), rel=1e-4)
+
+
+def test_figures_leave_out_rows_that_the_term_does_not_train(heads):
+    term = sampled(N)
+    term.scale[::2] = 0.0
+    hidden, weight, batch = normal(N, H), padded(normal(VOCAB, H)), batch_of(N, term)
+    sums = head_loss(hidden, weight, 1.0, batch, spec_of(heads))[1]
+    logps = row_logps(hidden, weight, 1.0, batch, spec_of(heads))
+    expected = float((logps - term.inputs["teacher_sampled"])[1::2].mean())
+    assert RowSums.means([sums])["reverse_kl_sampled"] == pytest.approx(expected, rel=1e-5)
+
+
+def units_of(n: int, *sizes: int) -> Tensor:
+    """[n] bool: starts of units of these sizes in turn."""
+    starts, place = torch.zeros(n, dtype=torch.bool), 0
+    for size in itertools.cycle(sizes):
+        if place >= n:
+            return starts
+        starts[place] = True
+        place += size
+    raise AssertionError
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 1000])
+def test_units_are_judged_together_whatever_the_chunks(heads, rows):
+    starts = units_of(N, 1, 4, 2)
+    term = sampled(N, self_coef=0.3, unit_coef=0.7, unit_starts=starts, reference_coef=0.2)
+    batch = replace(batch_of(N, term, topk(N)), reference_logps=normal(N))
+    check(normal(N, H), padded(normal(VOCAB, H)), 0.5, batch, spec_of(heads, rows))
+
+
+def test_no_chunk_cuts_a_unit():
+    starts = units_of(23, 1, 4, 2, 9)
+    for size in range(1, 30):
+        chunks = row_chunks(23, size, starts)
+        assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks[:-1])]
+        assert chunks[-1].stop == 23
+        assert all(starts[chunk.start] for chunk in chunks)
+        assert all(chunk.stop - chunk.start < size + 9 for chunk in chunks)
+    assert row_chunks(5, 2, None) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    assert row_chunks(0, 2, None) == row_chunks(0, 2, torch.zeros(0, dtype=torch.bool)) == []
 
 
 def test_parts_of_several_processes_are_averaged_over_all_rows():

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import peft
 import pytest
 import torch
 from accelerate import Accelerator
@@ -41,9 +42,9 @@ def student(micro_model):
 def make(accelerator, student, teacher, vocab):
     """`make(optimizer settings, **objective settings)`: a learner of `student`, or of a copy of it."""
 
-    def build(optimizer=STEP, *, fresh: bool = False, temperature: float = 1.0, **objective) -> Learner:
+    def build(optimizer=STEP, *, fresh=False, temperature=1.0, reference=None, learns=None, **objective) -> Learner:
         return Learner(
-            copy.deepcopy(student) if fresh else student,
+            learns or (copy.deepcopy(student) if fresh else student),
             ObjectiveConfig(**objective),
             OptimizerConfig(**optimizer),
             accelerator=accelerator,
@@ -51,6 +52,7 @@ def make(accelerator, student, teacher, vocab):
             heads={"t": output_head(teacher)},
             vocab=vocab,
             temperature=temperature,
+            reference=reference,
         )
 
     return build
@@ -306,3 +308,50 @@ def test_low_precision_keeps_master_weights(make, taught):
     assert {p.dtype for p in low.student.parameters()} == {torch.float32}
     for ours, theirs in zip(weights(low).values(), weights(exact).values()):
         assert torch.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0) > 0.99
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks for a renamed property
+@pytest.mark.parametrize("kind", ["copy", "adapters"])
+def test_the_reference_is_the_frozen_start(make, student, rollouts, vocab, kind):
+    start, learns = copy.deepcopy(student), None
+    if kind == "adapters":
+        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+        learns = peft.get_peft_model(copy.deepcopy(student), config)  # type: ignore[arg-type]
+    reference = "adapters off" if kind == "adapters" else copy.deepcopy(student)
+    learner = make({"lr": 1e-2}, temperature=0.7, reference=reference, learns=learns, updates_per_batch=2)
+    inputs = {"self_coef": 0.5, "reference_coef": 0.5, "advantage_clip": None, "ratio_clip": 0.2, "importance_cap": None}
+
+    def taught(reward: float) -> list[Taught]:
+        rewards = [np.full(rollout.num_tokens, reward, np.float32) for rollout in rollouts]
+        return [(r, [Term("policy_gradient", r.trainable, {**inputs, "reward": x})]) for r, x in zip(rollouts, rewards)]
+
+    first = learner.update(taught(1.0))
+    assert first["displacement"] != 0.0  # the second of the two updates sees a student that has moved
+    displaced = []
+    with torch.no_grad():
+        for rollout in rollouts:
+            now, before = (torch.cat(logp(model, rollout, vocab)) for model in (learner.student, start))
+            scaled = [(x / 0.7).log_softmax(-1).gather(-1, sampled_ids(rollout))[:, 0] for x in (now, before)]
+            displaced.append(scaled[0] - scaled[1])
+    one = make({"lr": 0.0}, temperature=0.7, reference=reference, learns=learner.student)
+    found = one.update(taught(0.0))
+    assert found["displacement"] == pytest.approx(float(torch.cat(displaced).mean()), rel=1e-4)
+    assert found["advantage"] == pytest.approx(-0.5 * found["displacement"], rel=1e-4)
+    assert abs(found["displacement"]) > 1e-3
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_with_a_baseline_the_same_reward_for_all_teaches_nothing(make, rollouts, budget):
+    def taught(shift: float) -> list[Taught]:
+        inputs = {"self_coef": 1.0, "advantage_clip": None, "ratio_clip": 0.2, "importance_cap": None, "baseline": "mean"}
+        found = []
+        for rollout in rollouts:
+            rewards = np.random.default_rng(rollout.slot).normal(size=rollout.num_tokens).astype(np.float32)
+            found.append((rollout, [Term("policy_gradient", rollout.trainable, {**inputs, "reward": rewards + shift})]))
+        return found
+
+    learners = [make(fresh=True, micro_batch_tokens=budget, updates_per_batch=2) for _ in range(2)]
+    for learner, shift in zip(learners, (0.0, 5.0)):
+        learner.update(taught(shift))
+    for name, value in weights(learners[0]).items():
+        torch.testing.assert_close(value, weights(learners[1])[name], rtol=0, atol=1e-5)

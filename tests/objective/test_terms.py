@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opd.objective import terms
-from opd.objective.terms import policy_gradient, topk_divergence
+from opd.objective.terms import policy_gradient, topk_divergence, unit_means
 
 DIVERGENCES = [("reverse_kl", 0.5), ("forward_kl", 0.5), ("jsd", 0.1), ("jsd", 0.9)]
 TAILS = ["tail", "renormalise", "truncate"]
@@ -34,6 +34,28 @@ def test_the_gradient_is_minus_the_advantage():
         torch.testing.assert_close(loss, -advantage)
         torch.testing.assert_close(figures["advantage"], advantage)
         assert not figures["advantage"].requires_grad
+
+
+def test_units_share_the_mean_of_their_log_probs():
+    starts = torch.tensor([True, False, True])
+    mean = torch.tensor([-0.75, -0.75, -3.0])
+    torch.testing.assert_close(unit_means(LOGP, starts), mean)
+    inputs = {"reward": REWARD, "self_coef": 0.5, "unit_coef": 2.0, "unit_starts": starts, "teacher_mean": REWARD}
+    _, gradient, figures = loss_and_gradient(LOGP, **inputs)
+    torch.testing.assert_close(gradient, -(REWARD - 0.5 * LOGP - 2.0 * mean))
+    torch.testing.assert_close(figures["reverse_kl_mean"], mean - REWARD)
+    assert unit_means(LOGP[:0], starts[:0]).shape == (0,)
+
+
+def test_the_reference_pulls_back_without_a_gradient_of_its_own():
+    reference = torch.tensor([-1.0, -1.0, -1.0], requires_grad=True)
+    inputs = {"reward": REWARD, "self_coef": 0.5, "reference_coef": 0.5, "reference_logps": reference.detach()}
+    _, gradient, figures = loss_and_gradient(LOGP, **inputs)
+    torch.testing.assert_close(gradient, -(REWARD - 0.5 * (LOGP - reference.detach())))
+    torch.testing.assert_close(figures["displacement"], LOGP - reference.detach())
+    _, gradient, figures = loss_and_gradient(LOGP, reward=REWARD, reference_logps=None)
+    torch.testing.assert_close(gradient, -(REWARD - LOGP))
+    assert "displacement" not in figures
 
 
 def test_advantages_are_clipped_and_counted():
@@ -232,3 +254,24 @@ def test_a_further_kind_is_registered_once(monkeypatch):
     for kind in ("likelihood", "policy_gradient"):
         with pytest.raises(ValueError, match="exists already"):
             terms.register(kind, policy_gradient)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_tokens_that_the_target_does_not_have_are_conditioned_away(tail):
+    logits, _ = toy(8)
+    own, unknown = [0, 2, 3, 5], torch.tensor([[False, True, False, True]])
+    log_p = torch.tensor([0.5, 0.3]).log()
+    logits = logits.double().requires_grad_()
+    inputs = {"target_logps": torch.tensor([[log_p[0], 0.0, log_p[1], 0.0]]).double(), "target_tail": torch.tensor([0.2])}
+    inputs |= {"present": torch.ones(1, 4, dtype=torch.bool), "unknown": unknown, "tail": tail}
+    inputs |= {"divergence": "reverse_kl", "beta": 0.5}
+    loss = topk_divergence(logits.log_softmax(-1)[own][None], inputs)
+    (gradient,) = torch.autograd.grad(loss.sum(), logits)
+    kept = [0, 1, 3, 4, 6, 7]  # all but the two that the target does not have
+    conditioned = logits.detach()[kept].requires_grad_()
+    two = {**inputs, "target_logps": log_p[None].double(), "present": torch.ones(1, 2, dtype=torch.bool), "unknown": None}
+    expected = topk_divergence(conditioned.log_softmax(-1)[[0, 2]][None], two)
+    torch.testing.assert_close(loss, expected)
+    (plain,) = torch.autograd.grad(expected.sum(), conditioned)
+    torch.testing.assert_close(gradient[kept], plain)
+    torch.testing.assert_close(gradient[[2, 5]], torch.zeros(2, dtype=torch.float64))  # nothing pushes these up or down

@@ -208,7 +208,13 @@ def test_all_files_are_written(page):
     out = page.parent
     assert {path.suffix for path in (out / "tables").iterdir()} == {".csv", ".md"}
     names = {path.stem for path in (out / "figures").iterdir()}
-    assert {"heldout-score-by-steps", "heldout-kl-by-time", "loss-by-tokens", "heldout-scores", "gsm8k-scores"} <= names
+    assert {
+        "heldout-score-by-steps",
+        "heldout-reverse_kl-by-time",
+        "loss-by-tokens",
+        "heldout-scores",
+        "gsm8k-scores",
+    } <= names
     assert all((out / "figures" / f"{name}{suffix}").is_file() for name in names for suffix in (".svg", ".png"))
     assert not list(out.rglob(".*"))
     rows = list(csv.DictReader((out / "tables" / "heldout-scores.csv").read_text().splitlines()))

@@ -48,7 +48,13 @@ def test_long_runs_are_averaged_over_neighbouring_steps():
 
 def test_different_divergences_have_different_panels(sweep):
     found = {panel.name: panel for panel in panels(load_groups([sweep]), parse_metric("accuracy"), 0.97)}
-    assert list(found) == ["heldout-score", "heldout-kl", "training-reverse_kl", "training-reverse_kl_sampled", "loss"]
+    assert list(found) == [
+        "heldout-score",
+        "heldout-reverse_kl",
+        "training-reverse_kl",
+        "training-reverse_kl_sampled",
+        "loss",
+    ]
     assert [line.place for line in found["training-reverse_kl"].lines] == [0]
     assert [line.place for line in found["training-reverse_kl_sampled"].lines] == [1]
     assert found["heldout-score"].levels == [("teacher", 0.97)]

@@ -32,6 +32,12 @@ class Recording:
     def teacher_for(self, prompt: Prompt) -> str:
         return prompt.domain
 
+    def align(self, model: str, prompt: Prompt, turn: Turn) -> None:
+        """It reads the student's own tokens."""
+
+    def same_bytes(self, model: str) -> None:
+        """The same ones."""
+
     async def score(self, model: str, request: ScoreRequest) -> Scores:
         self.requests.append((model, request))
         await asyncio.sleep(0.01 / len(self.requests))  # answers come in another order

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import torch
 from aiohttp import web
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from opd.records import ScoreRequest, Scores
 from opd.teachers.server.app import Limits, TeacherServer
@@ -97,6 +99,32 @@ def load_served():
         return ServedModel.load(ServeOptions(str(folder), device="cpu", **options))
 
     return load
+
+
+@pytest.fixture(scope="session")
+def moe_folder(micro_tokenizer, tmp_path_factory):
+    """A Qwen2-MoE model with random weights: three of six experts for each token, and a shared one."""
+    config = Qwen2MoeConfig(
+        vocab_size=45,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+        num_experts=6,
+        num_experts_per_tok=3,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        eos_token_id=2,
+    )
+    folder = tmp_path_factory.mktemp("moe")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen2MoeForCausalLM(config).save_pretrained(folder)
+    micro_tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

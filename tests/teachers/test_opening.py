@@ -16,6 +16,7 @@ from opd.records import ScoreRequest
 from opd.teachers.config import TeacherConfig
 from opd.teachers.hf import HFTeacher
 from opd.teachers.opening import connect, facts_of, open_teachers
+from opd.teachers.pool import TeacherPool
 
 CPU = torch.device("cpu")
 
@@ -50,9 +51,10 @@ def url(with_adapters, live):
     return f"http://127.0.0.1:{live(with_adapters).server.port}"
 
 
-def pool_of(configs, vocab):
+def pool_of(configs, vocab: int):
     served = connect(configs)
-    return open_teachers(configs, served, vocab, CPU, 2**20, lambda: False, Clock()), served
+    opened = open_teachers(configs, served, dict.fromkeys(configs, vocab), CPU, 2**20, lambda: False, Clock())
+    return TeacherPool(opened), served
 
 
 def test_adapters_in_process_share_their_base(base, adapters, vocab):

@@ -3,16 +3,27 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from opd.teachers.experts import Experts
 from opd.tiny import is_tiny, resolve
 from opd.tiny.arithmetic import splits
 from opd.tiny.cache import cached
 from opd.tiny.members import MEMBERS, Model, digest
 from opd.tiny.training import learning_rate_factor
+
+AS_THEY_ARE = dict(MEMBERS)
+
+
+@pytest.fixture
+def real_members(monkeypatch, cache):
+    """The members as they are, with their whole training."""
+    for name, member in AS_THEY_ARE.items():
+        monkeypatch.setitem(MEMBERS, name, member)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +52,7 @@ def test_is_tiny():
     ("name", "message"),
     [
         ("tiny:techer", "did you mean tiny:teacher"),
-        ("tiny:zzz", "There are tiny:teacher, tiny:student, tiny:prompts, tiny:heldout"),
+        ("tiny:zzz", "There are tiny:teacher, tiny:student, .*, tiny:prompts, tiny:heldout"),
         ("teacher", "did you mean tiny:teacher"),
         ("tiny:teacher@", "whole number"),
         ("tiny:teacher@one", "whole number"),
@@ -73,6 +84,33 @@ def test_teacher_and_student_share_a_tokenizer_and_differ_in_size():
         assert (teacher / name).read_bytes() == (student / name).read_bytes()
     sizes = [AutoModelForCausalLM.from_pretrained(folder).num_parameters() for folder in (teacher, student)]
     assert sizes[1] <= sizes[0] / 2
+
+
+def test_a_member_with_experts_is_routed_to_some_of_them():
+    folder = resolve("tiny:moe-teacher")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    assert (model.config.model_type, model.config.num_experts) == ("qwen2_moe", 8)
+    assert Experts(model.get_decoder()).num_active == 4
+    assert model.config.shared_expert_intermediate_size == 96
+    assert json.loads((folder / "tiny.json").read_text())["member"]["experts"]["num_active"] == 4
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (folder / name).read_bytes() == (resolve("tiny:teacher") / name).read_bytes()
+
+
+def test_the_weak_reference_is_of_the_teachers_family():
+    teacher, weak = resolve("tiny:teacher"), resolve("tiny:weak")
+    assert (teacher / "config.json").read_bytes() == (weak / "config.json").read_bytes()
+    assert (teacher / "tokenizer.json").read_bytes() == (weak / "tokenizer.json").read_bytes()
+
+
+def test_sharpness_scales_all_logits(monkeypatch):
+    plain = replace(MEMBERS["other-student"], sharpness=None)  # type: ignore[type-var]
+    ids = torch.arange(6, 26)[None]
+    sharp = AutoModelForCausalLM.from_pretrained(resolve("tiny:other-student"))
+    monkeypatch.setitem(MEMBERS, "other-student", plain)
+    flat = AutoModelForCausalLM.from_pretrained(resolve("tiny:other-student"))
+    with torch.no_grad():
+        torch.testing.assert_close(sharp(ids).logits, 1.5 * flat(ids).logits)
 
 
 def test_the_student_stops_when_it_is_accurate_enough():
@@ -126,6 +164,14 @@ def test_the_digest_follows_the_settings(monkeypatch):
     assert isinstance(member, Model)
     monkeypatch.setitem(MEMBERS, "student", replace(member, num_layers=1))
     assert digest("student") != before
+
+
+def test_members_that_users_have_cached_keep_their_keys(real_members):
+    """Raise `VERSION` instead where they are to be built anew."""
+    assert [digest(name) for name in ("teacher", "student", "prompts", "heldout")] == [
+        *("1bba31354051512c", "c7c91db489cbf465"),
+        *("8e9db82656860cb1", "9eda36abee1375d2"),
+    ]
 
 
 def test_a_cache_hit_imports_neither_torch_nor_the_training_code():

@@ -98,7 +98,7 @@ def test_the_base_samples_while_adapters_score(live, with_adapters, served, ask)
     np.testing.assert_allclose(turn.sampler_logps, expected.sampler_logps, atol=1e-5)
     refused = server.call("POST", "/v1/generate", encode_sample_request(sampled, "math"))
     assert refused.status == 400
-    assert "'math' is an adapter" in refused.error
+    assert "'math' is not the base" in refused.error
 
 
 def test_bfloat16(live, load_served, folder, ask):

@@ -6,7 +6,14 @@ import socket
 import pytest
 
 from opd.errors import UserError
-from opd.teachers.server.options import bind, listen, parse_adapters, parse_quantization, server_token
+from opd.teachers.server.options import (
+    bind,
+    listen,
+    parse_active_experts,
+    parse_adapters,
+    parse_quantization,
+    server_token,
+)
 
 
 def test_two_that_bind_before_either_listens():
@@ -53,6 +60,11 @@ def test_the_token_is_the_file_without_its_whitespace(tmp_path, capsys):
     warning = capsys.readouterr().err
     assert warning == f"warning: --token-file: others may read {path}; chmod 600 it\n"
     assert server_token(None) is None
+
+
+def test_active_experts():
+    assert parse_active_experts(["default.weak_reference=1", "half=4"]) == {"default.weak_reference": 1, "half": 4}
+    assert parse_active_experts([]) == {}
 
 
 def test_adapters_and_quantization():

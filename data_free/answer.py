@@ -1,0 +1,105 @@
+"""A teacher answers prompts: the data of a cold start (CompassOPD, arXiv 2609.10154, A.4), for `opd sft`.
+
+The rows are in TRL's conversational prompt-completion format, which `datasets.load_dataset` reads.
+"""
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opd.errors import UserError
+from opd.eval.options import EvalOptions
+from opd.eval.samples import Pair, Sampled
+from opd.files import explain_unwritable, write_text
+from opd.records import Prompt
+
+_OPEN_THOUGHT = re.compile(r"(<[\w:|]*think[\w:|]*>|\[THINK\])\s*$")
+
+
+def answer_prompts(
+    teacher: str,
+    prompts: Sequence[Prompt],
+    out: Path,
+    options: EvalOptions,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Writes the teacher's answers that ended normally to `out` (.jsonl) and returns what lies beside it in `.about.json`.
+
+    Every completion, cut short ones too, is kept in `.samples.jsonl`, from which a killed command goes on. `about` is
+    added to what is told of the file's making. Raises `UserError`.
+    """
+    if out.suffix != ".jsonl":
+        raise UserError(f"--out: {out}: name a file that ends in .jsonl")
+    if out.exists() and not (resume or overwrite):
+        raise UserError(f"--out: {out} exists; continue it with --resume or replace it with --overwrite")
+    with explain_unwritable(out.parent):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    rows, facts = asyncio.run(_answer(teacher, prompts, out, options, {"resume": resume, "overwrite": overwrite}))
+    content = {**facts, **options.fixing_numbers(), **(about or {})}
+    write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    write_text(out.with_suffix(".about.json"), json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    return content
+
+
+async def _answer(
+    teacher: str, prompts: Sequence[Prompt], out: Path, options: EvalOptions, begin: Mapping[str, bool]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from opd.eval.evaluate import fitting
+    from opd.eval.models import open_model
+    from opd.eval.sampling import sample_to_file
+    from opd.evaluation import public_name
+    from opd.tokenization import render_text
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    async with open_model(teacher, options, "--teacher") as opened:
+        ids = fitting(prompts, opened.contexts)
+        with Progress(*columns, console=Console(stderr=True)) as bar:
+            samples = await sample_to_file(opened, prompts, ids, out.with_suffix(".samples.jsonl"), options, bar, **begin)
+        openings = {place: _OPEN_THOUGHT.search(render_text(opened.contexts.tokenizer, prompts[place])) for place in ids}
+    thoughts = {place: found.group() for place, found in openings.items() if found}
+    rows, counts = training_rows(prompts, samples, thoughts)
+    facts = {"teacher": public_name(teacher), "identity": opened.identity, "num_prompts": len(prompts)}
+    return rows, {**facts, "num_skipped": len(prompts) - len(ids), **counts}
+
+
+def training_rows(
+    prompts: Sequence[Prompt], samples: Mapping[Pair, Sampled], thoughts: Mapping[int, str]
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """A row for each answer that ended normally, in the order of the prompts, and how many of each kind there were.
+
+    `thoughts`: what the template wrote at the end of a prompt to open the teacher's reasoning, by the prompt's place; it
+    is part of the answer that a student is to give.
+    """
+    rows: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter(dict.fromkeys(("num_answers", "num_truncated", "num_empty", "num_tokens"), 0))
+    for (place, sample), sampled in sorted(samples.items()):
+        if sampled.finish != "eos":
+            counts["num_truncated"] += 1
+        elif not sampled.response.strip():
+            counts["num_empty"] += 1
+        else:
+            counts["num_answers"] += 1
+            counts["num_tokens"] += sampled.num_tokens
+            rows.append(_row(prompts[place], sample, thoughts.get(place, "") + sampled.response))
+    return rows, dict(counts)
+
+
+def _row(prompt: Prompt, sample: int, content: str) -> dict[str, Any]:
+    further: Iterable[tuple[str, Any]] = (("answer", prompt.answer), ("tools", list(prompt.tools)))
+    return {
+        "id": prompt.id,
+        "sample": sample,
+        "prompt": [dict(message) for message in prompt.messages],
+        "completion": [{"role": "assistant", "content": content}],
+        **{name: value for name, value in further if value},
+    }

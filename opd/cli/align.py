@@ -1,0 +1,88 @@
+"""`opd align`."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+SAMPLE = """Tom has 3 apples and buys 12 more. How many has he? 3 + 12 = 15, so the answer is \\boxed{15}.
+Let $f(x) = \\frac{x^2 - 1}{2}$; then $f(-3) = 4$, and $1234567 \\cdot 0.5 \\ne 10^{-6}$.
+汤姆有三个苹果，又买了十二个。他一共有十五个。 Où est naïve Zoë? 👩‍🔬 😀 ½ ≤ ∞
+
+def total(items):
+\treturn sum(i.price * 1.19 for i in items)  # with tax
+"""
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("align")(align)
+
+
+def align(
+    student: Annotated[str, typer.Option(help="Model of the student: a folder, a hub id, or tiny:NAME.")],
+    teacher: Annotated[str, typer.Option(help="Model of the teacher, likewise.")],
+    text: Annotated[
+        Path | None, typer.Option(help="A text in UTF-8 to align on. Default: a few lines of every kind.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures alone, as one JSON object.")] = False,
+    lines: Annotated[int, typer.Option(min=0, help="How many lines of the text to show side by side.")] = 6,
+) -> None:
+    """Show how two tokenizers correspond: special tokens, tokens side by side, and how much of a text is aligned."""
+    written = SAMPLE if text is None else _read(text)
+
+    import numpy as np
+
+    from opd.alignment import side_by_side
+    from opd.alignment.aligner import Aligner
+    from opd.alignment.coverage import Coverage
+    from opd.tokenization import eos_ids, load_tokenizer
+
+    student_tokenizer, teacher_tokenizer = load_tokenizer(student, "--student"), load_tokenizer(teacher, "--teacher")
+    pair = Aligner(
+        student_tokenizer,
+        teacher_tokenizer,
+        student_eos=eos_ids(student, "--student", student_tokenizer),
+        teacher_eos=eos_ids(teacher, "--teacher", teacher_tokenizer),
+        field="--teacher",
+        student_field="--student",
+    )
+    student_ids = np.array(student_tokenizer(written, add_special_tokens=False)["input_ids"], np.int32)
+    spans = pair.align(student_ids, student_ids[:0])
+    coverage = Coverage.of(spans)
+    if as_json:
+        figures = {
+            "byte_coverage": coverage.byte_coverage,
+            "token_coverage": coverage.token_coverage,
+            "one_to_one": coverage.one_to_one_share,
+            "units": coverage.units,
+            "student_tokens": coverage.student_tokens,
+            "teacher_tokens": coverage.teacher_tokens,
+        }
+        print(json.dumps(figures))
+        return
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal without the characters of the text
+    shown = side_by_side.units(spans, *pair.pieces(spans, student_ids))
+    width = shutil.get_terminal_size((100, 24)).columns
+    print(*pair.special_lines, "", side_by_side.LEGEND, *side_by_side.lines(shown, lines, width), "", sep="\n")
+    print(
+        f"{coverage.byte_coverage:.2%} of {coverage.num_bytes} bytes and {coverage.token_coverage:.2%} of "
+        f"{coverage.student_tokens} student tokens are aligned, {coverage.one_to_one_share:.2%} with one teacher token each "
+        f"({coverage.units} units, {coverage.teacher_tokens} teacher tokens)"
+    )
+
+
+def _read(path: Path) -> str:
+    from opd.errors import UserError
+
+    try:
+        written = path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"--text {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"--text {path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}") from None
+    if not written:
+        raise UserError(f"--text {path} is empty; give it a few lines such as the student writes")
+    return written

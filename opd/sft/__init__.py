@@ -1,0 +1,1 @@
+"""Supervised fine-tuning on answers: the cold start of a student, through transformers' Trainer."""

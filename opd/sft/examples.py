@@ -1,0 +1,134 @@
+"""Rows of data to examples, and an example to ids: pure functions of the row and the student's tokenizer.
+
+Shape legend: n tokens of an example, prompt and answer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from opd.data import prompt_of, read_rows
+from opd.errors import UserError
+from opd.records import Array, Prompt
+from opd.sft.config import AnswersConfig
+from opd.tokenization import render, render_text
+
+
+@dataclass(frozen=True)
+class Example:
+    """A prompt and the answer to learn: an assistant message, or plain text after a plain prompt.
+
+    Example: `Example(Prompt("1", ({"role": "user", "content": "2+2?"},)), {"role": "assistant", "content": "4"})`
+    """
+
+    prompt: Prompt
+    answer: Mapping[str, Any] | str
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """An example's ids; the first `num_prompt` (at least one) are the prompt's."""
+
+    ids: Array  # [n] int32, the answer's last one ends the turn
+    num_prompt: int
+
+    @property
+    def trained(self) -> Array:
+        """[n] bool: the answer's tokens."""
+        return np.arange(len(self.ids)) >= self.num_prompt
+
+
+def read_examples(config: AnswersConfig, key: str) -> Iterator[Example]:
+    """The examples of a data set. Raises `UserError` naming the row that holds none."""
+    for number, (where, row) in enumerate(read_rows(config, key)):
+        if number == config.limit:
+            return
+        yield _example(row, where, config, key)
+
+
+def _example(row: Mapping[str, Any], where: str, config: AnswersConfig, key: str) -> Example:
+    columns = config.columns
+    if row.get(columns.completion) is not None and columns.prompt in row:
+        prompt, answer = prompt_of(row, where, config, key), row[columns.completion]
+    elif isinstance(messages := row.get(columns.messages), list) and len(messages) > 1:
+        *before, answer = messages
+        prompt, answer = prompt_of({**row, columns.prompt: before}, where, config, key), [answer]
+    else:
+        raise UserError(
+            f"{key}.columns: {where} has neither {columns.prompt!r} with {columns.completion!r} nor a conversation in "
+            f"{columns.messages!r}; name the columns with {key}.columns.prompt=NAME {key}.columns.completion=NAME"
+        )
+    if isinstance(answer, str):
+        return Example(prompt, answer if prompt.text is not None else {"role": "assistant", "content": answer})
+    alone = answer[0] if isinstance(answer, list) and len(answer) == 1 else None
+    if not isinstance(alone, Mapping) or alone.get("role") != "assistant" or prompt.text is not None:
+        raise UserError(f"{key}.columns.completion: {where} needs text or exactly one assistant message as its answer")
+    return Example(prompt, {name: value for name, value in alone.items() if value is not None})
+
+
+def spells(example: Example, tokens: Sequence[str]) -> bool:
+    """Whether the answer's text spells one of these tokens: a tokenizer would read special ones as such."""
+    parts = {"": example.answer} if isinstance(example.answer, str) else example.answer
+    return any(token in part for part in parts.values() if isinstance(part, str) for token in tokens)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], example: Example) -> Encoded:
+    """The prompt as the student sees it when it samples, then the answer up to and including the EOS of its turn.
+
+    Raises `UserError` where the student's chat template cannot have answered this prompt in this way.
+    """
+    prompt_ids = render(tokenizer, example.prompt)
+    if isinstance(example.answer, str):
+        eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else eos_ids[0]
+        answer_ids = [*tokenizer(example.answer, add_special_tokens=False)["input_ids"], eos]  # type: ignore[misc]
+        return Encoded(np.concatenate([prompt_ids, np.asarray(answer_ids, np.int32)]), len(prompt_ids))
+    before, whole = render_text(tokenizer, example.prompt), _whole_text(tokenizer, example)
+    if not whole.startswith(before):
+        raise UserError(_not_a_prefix(example, before, whole))
+    ids = np.asarray(tokenizer(whole, add_special_tokens=False)["input_ids"], np.int32)
+    n = len(prompt_ids)
+    if not np.array_equal(ids[:n], prompt_ids):  # the boundary lies inside a token: keep the one that sampling has
+        rest = tokenizer(whole[len(before) :], add_special_tokens=False)["input_ids"]
+        split = np.concatenate([prompt_ids, np.asarray(rest, np.int32)])
+        if tokenizer.decode(split) != tokenizer.decode(ids):
+            raise UserError(
+                f"dataset: {example.prompt.id}: the student's tokenizer cannot split the text between prompt and answer"
+            )
+        ids = split
+    ends = np.flatnonzero(np.isin(ids[n:], list(eos_ids)))
+    if not len(ends):
+        raise UserError(
+            f"student.model: its chat template ends an answer without an EOS token ({example.prompt.id}), so the student "
+            "would not learn to stop; give it a template that writes eos_token after an assistant message"
+        )
+    return Encoded(ids[: n + int(ends[0]) + 1], n)
+
+
+def _whole_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
+    """The conversation with its answer, as the chat template writes it."""
+    prompt = replace(example.prompt, messages=(*example.prompt.messages, example.answer))  # type: ignore[arg-type]
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in prompt.messages],
+            tools=[dict(tool) for tool in prompt.tools] or None,
+            tokenize=False,
+            add_generation_prompt=False,
+            **prompt.chat_template_kwargs,
+        )
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UserError(f"dataset: {prompt.id} does not fit the chat template: {' '.join(str(error).split())}") from None
+    assert isinstance(text, str)
+    return text
+
+
+def _not_a_prefix(example: Example, before: str, whole: str) -> str:
+    shared = next((i for i, (a, b) in enumerate(zip(before, whole)) if a != b), min(len(before), len(whole)))
+    return (
+        f"student.model: its chat template writes {example.prompt.id} with an answer as ...{whole[shared : shared + 30]!r} "
+        f"where a prompt goes on ...{before[shared : shared + 30]!r}, so that the student would learn another text than it "
+        "samples; set dataset.chat_template_kwargs (such as enable_thinking), or give the student another template"
+    )

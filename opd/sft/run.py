@@ -1,0 +1,197 @@
+"""A recipe and a directory in, a fine-tuned student out."""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from rich.console import Console
+from transformers import DataCollatorWithFlattening, PreTrainedTokenizerBase, set_seed
+
+from opd.errors import UserError
+from opd.files import explain_full_disk, new_folder
+from opd.models import model_limits
+from opd.progress import ProgressBar
+from opd.recorder import peak_gib
+from opd.sft.card import sft_card
+from opd.sft.config import SftConfig
+from opd.sft.directory import SftDirectory
+from opd.sft.examples import Encoded, Example, encode, read_examples, spells
+from opd.sft.loss import IGNORED, check_neighbours, return_answer_nll
+from opd.sft.trainer import Checkpoints, SftTrainer, checkpoints, step_of, training_arguments
+from opd.students.loading import load_student
+from opd.tokenization import eos_ids, load_tokenizer
+
+PROBE_TOKENS = 64  # of the first examples, to see whether packed examples see each other
+
+
+def fine_tune(config: SftConfig, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
+    """Runs a recipe and returns the content of `summary.json`. Raises `UserError`."""
+    state = PartialState(cpu=not torch.cuda.is_available())
+    with ExitStack() as closing:
+        directory = SftDirectory(out, config, resume=resume, overwrite=overwrite, writer=state.is_main_process)
+        closing.callback(directory.close)
+        state.wait_for_everyone()
+        with Console(stderr=True, quiet=not state.is_main_process).status("tokenising the answers"):  # can take minutes
+            tokenizer, examples, counts = _load_examples(config)
+        num_steps = config.num_steps(len(examples))
+        checkpoint = next(reversed(checkpoints(directory.checkpoints)), None) if resume else None
+        done = step_of(checkpoint) if checkpoint else 0
+        bar = closing.enter_context(ProgressBar(num_steps, done, shown=state.is_main_process))
+        bar.bar.update(bar.task, description="fine-tuning")
+        set_seed(config.seed)
+        saving = directory.path / ".saving"
+        if state.is_main_process:
+            closing.callback(shutil.rmtree, saving, ignore_errors=True)
+        student: Any = load_student(config.student, checkpoint)
+        return_answer_nll(student, config.max_logits_mib * 2**20)
+        trainer = SftTrainer(
+            piece_tokens=config.micro_batch_tokens if config.packing else 1,
+            on_step=_StepWriter(directory, bar),
+            model=student,
+            args=training_arguments(config, saving, num_steps, student.config.use_cache),
+            data_collator=DataCollatorWithFlattening(),
+            train_dataset=[_row(example) for example in examples],
+            callbacks=[Checkpoints(directory.checkpoints, config, tokenizer, len(examples))],
+        )
+        if config.packing:
+            probe = np.concatenate([example.ids for example in examples[:PROBE_TOKENS]])[:PROBE_TOKENS]
+            check_neighbours(student, probe, config.precision)
+        data = {**counts, "digest": _digest(examples)}
+        if checkpoint is not None:
+            _refuse_other_data(directory, data)
+        directory.begin(done)  # everything is loaded: only now may an older run be replaced
+        directory.write_json("data.json", data)
+        for note in _notes(counts, out, checkpoint, resume):
+            bar.say(note)
+        if done < num_steps:
+            with explain_full_disk(directory.path):
+                trainer.train(resume_from_checkpoint=str(checkpoint / "trainer") if checkpoint else None)
+        return _finish(directory, config, tokenizer, counts) if state.is_main_process else {}
+
+
+def _load_examples(config: SftConfig) -> tuple[PreTrainedTokenizerBase, list[Encoded], Counter[str]]:
+    name, revision = config.student.model, config.student.revision
+    tokenizer = load_tokenizer(name, "student.model", revision)
+    ends = eos_ids(name, "student.model", tokenizer, revision)
+    context, _ = model_limits(name, "student.model", revision)
+    return tokenizer, *select(read_examples(config.dataset, "dataset"), tokenizer, ends, min(config.max_tokens, context))
+
+
+def select(
+    examples: Iterable[Example], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int], max_tokens: int
+) -> tuple[list[Encoded], Counter[str]]:
+    """The examples that can be learnt whole, and how many there were of each kind. Raises `UserError` for none."""
+    kept: list[Encoded] = []
+    counts: Counter[str] = Counter(dict.fromkeys(("num_examples", "num_too_long", "num_with_special_tokens"), 0))
+    special = tokenizer.all_special_tokens
+    for example in examples:
+        if spells(example, special):
+            counts["num_with_special_tokens"] += 1
+            continue
+        encoded = encode(tokenizer, ends, example)
+        if len(encoded.ids) > max_tokens:
+            counts["num_too_long"] += 1
+        else:
+            kept.append(encoded)
+    counts["num_examples"] = len(kept)
+    if not kept:
+        raise UserError(
+            f"dataset: no example is left: {counts['num_too_long']} are longer than {max_tokens} tokens (max_tokens, or the "
+            f"student's context), {counts['num_with_special_tokens']} spell special tokens of the student's"
+        )
+    return kept, counts
+
+
+def _digest(examples: Sequence[Encoded]) -> str:
+    """Of what is learnt, in its order."""
+    digest = hashlib.blake2b(digest_size=16)
+    for example in examples:
+        digest.update(np.array([len(example.ids), example.num_prompt], "<i8").tobytes() + example.ids.tobytes())
+    return digest.hexdigest()
+
+
+def _refuse_other_data(directory: SftDirectory, data: Mapping[str, Any]) -> None:
+    """A resumed run skips the examples that it has seen: they must be the same."""
+    try:
+        before = json.loads((directory.path / "data.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        before = {}
+    if before != data:
+        raise UserError(
+            f"dataset: the run in {directory.path} began with other answers than these {data['num_examples']}; resume it "
+            "with the same data and tokenizer, or name another --out"
+        )
+
+
+def _row(example: Encoded) -> dict[str, Any]:
+    return {"input_ids": example.ids, "labels": np.where(example.trained, example.ids, IGNORED)}
+
+
+def _notes(counts: Mapping[str, int], out: Path, checkpoint: Path | None, resume: bool) -> list[str]:
+    notes = []
+    if counts["num_too_long"]:
+        notes.append(f"note: {counts['num_too_long']} examples are longer than max_tokens and were left out")
+    if counts["num_with_special_tokens"]:
+        notes.append(f"note: {counts['num_with_special_tokens']} answers spell special tokens and were left out")
+    if checkpoint is not None:
+        notes.append(f"resuming from {os.path.relpath(checkpoint)}")
+    elif resume:
+        notes.append(f"note: nothing to resume in {out}: starting at step 1")
+    return notes
+
+
+class _StepWriter:
+    """A line of metrics an update, and the bar."""
+
+    def __init__(self, directory: SftDirectory, bar: ProgressBar) -> None:
+        self.directory, self.bar, self.last_s = directory, bar, time.perf_counter()
+
+    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
+        now = time.perf_counter()
+        seconds, self.last_s = now - self.last_s, now
+        timings = {
+            "perf/step_s": round(seconds, 4),
+            "perf/tokens_per_s": round(figures["tokens"] / seconds, 1),
+            "perf/peak_gib": round(peak_gib(), 3),
+        }
+        self.directory.append_metrics({"step": step, **figures, **timings})
+        self.bar.step(step, {**figures, **timings})
+
+
+def _finish(
+    directory: SftDirectory, config: SftConfig, tokenizer: PreTrainedTokenizerBase, counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """The model alone as `final/`, adapters merged into it, and the summary of all steps, those before a resume included."""
+    last = checkpoints(directory.checkpoints)[-1]
+    with new_folder(directory.path / "final") as folder:
+        if config.student.lora is None:
+            shutil.copytree(last, folder, ignore=shutil.ignore_patterns("trainer"), dirs_exist_ok=True)
+        else:
+            merged: Any = load_student(config.student, last)
+            merged.merge_and_unload().save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            step = step_of(last)
+            card = sft_card(config, step, step, counts["num_examples"], merged=True)
+            (folder / "README.md").write_text(card, encoding="utf-8")
+    lines = (directory.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines]
+    summary = {
+        "steps": rows[-1]["step"],
+        "loss": rows[-1]["loss"],
+        **counts,
+        "trained_tokens": sum(row["trained_tokens"] for row in rows),
+        "wall_s": round(sum(row["perf/step_s"] for row in rows), 1),
+        "model": "final",
+    }
+    directory.write_json("summary.json", summary)
+    return summary

@@ -1,0 +1,52 @@
+"""What term makers on sampled tokens have in common: the switches of the policy gradient."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from opd.errors import UserError
+from opd.judging import Covered
+
+if TYPE_CHECKING:
+    from opd.config import RunConfig
+
+
+@dataclass(frozen=True)
+class SampledConfig:
+    """The policy gradient on sampled tokens."""
+
+    coef: float = 1.0
+    """Scale of this term."""
+    baseline: Literal["none", "mean"] = "none"
+    """On sampled tokens: subtract the batch's mean advantage. It leaves the expected gradient as it is, and takes away most
+    of its noise. Without it the mean is minus the divergence from the teacher: every sampled token is pushed down a little,
+    and what is not judged (tokens without a counterpart) is what remains."""
+    advantage_clip: float | None = None
+    """On sampled tokens: advantages are clipped to plus or minus this."""
+    ratio_clip: float | None = 0.2
+    """On sampled tokens, with several updates a batch: the ratio's distance from 1 beyond which a token stops teaching."""
+    importance: Literal["auto", "none", "truncated"] = "auto"
+    """On sampled tokens: weight them by trainer over sampler probability, cut off at `importance_cap`. `auto` does so where
+    rollouts are older than the student (`lookahead: 1`)."""
+    importance_cap: float = 2.0
+    """Largest weight of `importance: truncated`."""
+    coverage: Covered = "all"
+    """With a teacher of another tokenizer: learn from every aligned unit, or only where one token stands beside one token
+    (arXiv 2610.08448)."""
+
+    def check(self, field: str, run: "RunConfig") -> None:
+        """Raises `UserError` naming `field`, as `terms.compass`."""
+        if not math.isfinite(self.coef) or (self.ratio_clip is not None and self.ratio_clip <= 0):
+            raise UserError(f"{field}: coef must be a finite number and ratio_clip positive or null")
+        if self.importance_cap <= 0 or (self.advantage_clip is not None and self.advantage_clip <= 0):
+            raise UserError(f"{field}: advantage_clip and importance_cap must be positive")
+
+    def policy_inputs(self, run: "RunConfig") -> dict[str, Any]:
+        """The scalar inputs of the term kind `policy_gradient`."""
+        truncated = self.importance == "truncated" or (self.importance == "auto" and run.lookahead > 0)
+        return {
+            **({"baseline": self.baseline} if self.baseline == "mean" else {}),
+            "advantage_clip": self.advantage_clip,
+            "ratio_clip": self.ratio_clip,
+            "importance_cap": self.importance_cap if truncated else None,
+        }
