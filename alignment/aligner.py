@@ -5,8 +5,8 @@ that are more than text go through a table (`opd.alignment.special_tokens`); an 
 teacher's turn end, and none is invented.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from opd.alignment import spans, utf8
+from opd.alignment.growing import Growing
+from opd.alignment.parts import INNER_JOINT, NO_JOINT, Part, joined, one_unit, span_map
 from opd.alignment.settled import Settling
 from opd.alignment.special_tokens import SpecialRow, SpecialTable, turn_end
 from opd.alignment.token_bytes import TokenBytes
@@ -22,13 +24,13 @@ from opd.records import Array, Prompt, SpanMap
 
 
 @dataclass(frozen=True, eq=False)
-class _Part:
-    """The units of some consecutive student tokens; offsets count from the part's own beginning."""
+class _Segment:
+    """Bytes of a text that the teacher reads by themselves."""
 
-    units: spans.Units
     teacher_ids: Array
-    num_student: int
-    num_settled: int
+    placed: spans.Placed
+    text: str
+    encoding: Any  # None where the bytes are no text
 
 
 class Aligner:
@@ -70,7 +72,6 @@ class Aligner:
             turn_end=self._turn_end,
             chosen=special_tokens or {},
             template=teacher.chat_template if isinstance(teacher.chat_template, str) else "",
-            field=field,
         )
         self.special_table: tuple[SpecialRow, ...] = table.rows
         self.special_lines: list[str] = table.lines()
@@ -105,19 +106,33 @@ class Aligner:
         `context_ids` [c] are the teacher's, as from `context`. Teacher tokens beyond `max_context` are cut off, and the
         units that held them are not aligned.
         """
-        ids = np.asarray(sampled_ids)
-        parts = []
-        for start, stop, first in self._stretches(ids):
-            apart = stop == start + 1 and self._is_apart(ids, start)
-            parts.append(self._align_apart(ids, start) if apart else self._align_text(ids[start:stop], first))
-        joined = _joined(parts, np.asarray(context_ids, np.int32))
-        return joined if self._max_context is None else _within(joined, self._max_context - len(context_ids))
+        room = None if self._max_context is None else self._max_context - len(context_ids)
+        return span_map(joined(self.parts(np.asarray(sampled_ids))), context_ids, room)
+
+    def growing(self, context_ids: Array) -> Growing:
+        """The alignment of a turn that still grows: what `align` says of every beginning, at the cost of what is new."""
+        room = None if self._max_context is None else self._max_context - len(context_ids)
+        return Growing(self.parts, self._student_eos, context_ids, room)
+
+    def parts(self, ids: Array, start: int = 0, *, inner: bool = False, joints: bool = False) -> list[Part]:
+        """The parts of the sampled tokens [n] that come after the first `start` ones of the turn.
+
+        `inner`: the text before them goes on in them. With `joints` their joints are found, too.
+        """
+        found = []
+        for begin, end in self._stretches(ids):
+            if end == begin + 1 and self._is_apart(ids, begin):
+                found.append(self._align_apart(ids, begin))
+            else:
+                spelled = self._spelled(ids[begin:end], start + begin == 0, inner and begin == 0)
+                found.append(self._align_text(*spelled, joints=joints))
+        return found
 
     def text_of(self, sampled_ids: Array) -> str:
         """The text of sampled tokens [n] that the teacher is shown, without what the special table puts in its place."""
         ids = np.asarray(sampled_ids)
-        stretches = [(ids[start:stop], first) for start, stop, first in self._stretches(ids)]
-        return "".join(utf8.read(self._student_bytes.text(part, first)[0].tobytes()).text for part, first in stretches)
+        written = (self._spelled(ids[start:stop], start == 0)[0] for start, stop in self._stretches(ids))
+        return "".join(utf8.read(data.tobytes()).text for data in written)
 
     def pieces(self, spans: SpanMap, sampled_ids: Array) -> tuple[list[bytes], list[bytes]]:
         """What each student token [n] and each teacher token [m] writes, to show it: its name where it has no bytes."""
@@ -151,37 +166,74 @@ class Aligner:
             self._apart[min(ids[index], len(self._student_bytes))]
         )
 
-    def _stretches(self, ids: Array) -> list[tuple[int, int, bool]]:
-        """(first token, end, whether it is the text's beginning) of each stretch of text and of each token apart from it."""
+    def _spelled(self, ids: Array, first: bool, inner: bool = False) -> tuple[Array, Array]:
+        """What a stretch of text says, see `TokenBytes.text`; or what goes on from the text before it."""
+        return self._student_bytes.join(ids) if inner else self._student_bytes.text(ids, first)
+
+    def _stretches(self, ids: Array) -> list[tuple[int, int]]:
+        """(first token, end) of each stretch of text and of each token apart from it."""
         apart = self._apart[self._student_bytes.rows(ids)]
         if len(ids):
             apart[-1] = self._is_apart(ids, len(ids) - 1)
         found, start = [], 0
         for stop in [*np.flatnonzero(apart).tolist(), len(ids)]:
             if stop > start:
-                found.append((start, stop, start == 0))
+                found.append((start, stop))
             if stop < len(ids):
-                found.append((stop, stop + 1, stop == 0))
+                found.append((stop, stop + 1))
             start = stop + 1
         return found
 
-    def _align_apart(self, ids: Array, index: int) -> _Part:
+    def _align_apart(self, ids: Array, index: int) -> Part:
         token = int(ids[index])
         ends_turn = index == len(ids) - 1 and token in self._student_eos
-        teacher_ids = (self._turn_end,) if ends_turn else self._read_as.get(token, ())
+        teacher_ids = np.array((self._turn_end,) if ends_turn else self._read_as.get(token, ()), np.int32)
         num_bytes = 0 if ends_turn else int(self._student_bytes.sizes[self._student_bytes.rows(ids[index])])
-        units = _one_unit(1, len(teacher_ids), num_bytes, aligned=bool(teacher_ids))
-        return _Part(units, np.array(teacher_ids, np.int32), 1, num_settled=1)
+        return one_unit(1, teacher_ids, num_bytes, aligned=len(teacher_ids) > 0, closed=True)
 
-    def _align_text(self, ids: Array, first: bool) -> _Part:
-        written, student_ends = self._student_bytes.text(ids, first)
+    def _align_text(self, written: Array, student_ends: Array, *, joints: bool) -> Part:
+        """The units of tokens that end at the bytes `student_ends` [n] of what they have written [b] uint8."""
         if not len(written):
-            return _Part(_one_unit(len(ids), 0, 0, aligned=False), np.zeros(0, np.int32), len(ids), 0)
+            return one_unit(len(student_ends), np.zeros(0, np.int32), 0, aligned=False, closed=False)
         read = utf8.read(written.tobytes())
-        if read.invalid and (spelled_out := self._spelled_out(written, read)) is not None:
-            teacher_ids, num_settled = spelled_out
-            units = spans.refine(student_ends, spans.place_exact(self._teacher_bytes.join(teacher_ids)[1], len(written)))
-            return _Part(units, teacher_ids, len(ids), _settled_units(units, num_settled))
+        *_, last = segments = list(self._segments(written, read))
+        starts = np.cumsum([0, *(len(segment.teacher_ids) for segment in segments)])
+        units = spans.refine(student_ends, spans.in_a_row([segment.placed for segment in segments]))
+        num_settled = _settled_units(units, starts[-2] + self._settling.count(last.encoding, last.text), read.size)
+        teacher_ids = np.concatenate([segment.teacher_ids for segment in segments])
+        found = self._joints(segments, starts, units) if joints else np.full(len(units.aligned), NO_JOINT, np.int8)
+        return Part(units, teacher_ids, len(student_ends), num_settled, found)
+
+    def _joints(self, segments: Sequence[_Segment], starts: Array, units: spans.Units) -> Array:
+        """[u] int8 `Part.joints` of a text whose segments have the teacher tokens from `starts` on."""
+        ends = units.teacher_ends
+        found = np.isin(ends, starts[1:-1])
+        for segment, start, stop in zip(segments, starts, starts[1:]):
+            inside = np.flatnonzero((ends > start) & (ends < stop))
+            if segment.encoding is None:
+                found[inside] = True
+            else:
+                found[inside] = self._settling.joints(segment.encoding, segment.text, (ends[inside] - start).tolist())
+        return np.where(found, INNER_JOINT, NO_JOINT).astype(np.int8)
+
+    def _segments(self, written: Array, read: utf8.Reading) -> Iterator[_Segment]:
+        """Text and, between it, invalid bytes for which the teacher has tokens; the last one is text, if of no length.
+
+        Other invalid bytes are U+FFFD in the text. Were all of them, nothing would judge them, and a student whose other
+        tokens are mostly judged unfavourably would learn to write them.
+        """
+        at = 0
+        for start, end in read.invalid:
+            teacher_ids = self._teacher_bytes.of_byte[written[start:end]]
+            if teacher_ids.min() >= 0:
+                if at < start:
+                    yield self._segment(written[at:start], utf8.read(written[at:start].tobytes(), final=True))
+                placed = spans.place_exact(np.arange(1, end - start + 1), end - start)
+                yield _Segment(teacher_ids, placed, "", None)
+                at = end
+        yield self._segment(written[at:], utf8.read(written[at:].tobytes()) if at else read)
+
+    def _segment(self, written: Array, read: utf8.Reading) -> _Segment:
         encoding = self._backend.encode(read.text, add_special_tokens=False)
         teacher_ids = np.array(encoding.ids, np.int32)
         spelled, teacher_ends = self._teacher_bytes.join(teacher_ids)
@@ -194,73 +246,19 @@ class Aligner:
         else:
             offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             placed = spans.place_by_offsets(written, read.char_starts(written), offsets, spelled, teacher_ends)
-        units = spans.refine(student_ends, placed)
-        return _Part(units, teacher_ids, len(ids), _settled_units(units, self._settling.count(encoding, read.text)))
-
-    def _spelled_out(self, written: Array, read: utf8.Reading) -> tuple[Array, int] | None:
-        """The teacher's ids [m] of text with invalid bytes, each of which it has a token for; and how many are settled.
-
-        None where it lacks such tokens. Were invalid bytes shown as U+FFFD, nothing would judge them, and a student whose
-        other tokens are mostly judged unfavourably would learn to write them.
-        """
-        ids: list[int] = []
-        at = 0
-        for start, end in (*read.invalid, (read.size, read.size)):
-            text = written[at:start].tobytes().decode()
-            encoding = self._backend.encode(text, add_special_tokens=False)
-            num_before = len(ids)
-            ids += [*encoding.ids, *self._teacher_bytes.of_byte[written[start:end]].tolist()]
-            at = end
-        found = np.array(ids, np.int32)
-        if found.min(initial=0) < 0 or not np.array_equal(self._teacher_bytes.join(found)[0], written[: read.size]):
-            return None
-        return found, num_before + self._settling.count(encoding, text)
+        return _Segment(teacher_ids, placed, read.text, encoding)
 
 
-def _settled_units(units: spans.Units, num_tokens: int) -> int:
-    """Units that lie within the first `num_tokens` teacher tokens; what no token spells yet may be spelled later."""
+def _settled_units(units: spans.Units, num_tokens: int, num_bytes: int) -> int:
+    """Units that lie within the first tokens of the teacher and bytes of the text, of which `num_bytes` are read.
+
+    What no token spells yet may be spelled later.
+    """
     count = int(np.searchsorted(units.teacher_ends, num_tokens, side="right"))
+    count = min(count, int(np.searchsorted(np.cumsum(units.num_bytes), num_bytes, side="right")))
     while count and units.teacher_ends[count - 1] == (units.teacher_ends[count - 2] if count > 1 else 0):
         count -= 1
     return count
-
-
-def _one_unit(num_student: int, num_teacher: int, num_bytes: int, aligned: bool) -> spans.Units:
-    return spans.Units(np.array([num_student]), np.array([num_teacher]), np.array([num_bytes]), np.array([aligned]))
-
-
-def _joined(parts: Sequence[_Part], context_ids: Array) -> SpanMap:
-    """The parts one after another. A part that another follows is settled: each is tokenised by itself."""
-    num_units = [len(part.units.aligned) for part in parts]
-    student_starts = np.cumsum([0, *(part.num_student for part in parts)])[:-1]
-    teacher_starts = np.cumsum([0, *(len(part.teacher_ids) for part in parts)])[:-1]
-    empty = np.zeros(0, np.int32)
-
-    def joined(arrays: Sequence[Array], dtype: type) -> Array:
-        return np.concatenate([empty, *arrays]).astype(dtype)
-
-    return SpanMap(
-        context_ids=context_ids,
-        token_ids=joined([part.teacher_ids for part in parts], np.int32),
-        student_ends=joined([part.units.student_ends + start for part, start in zip(parts, student_starts)], np.int32),
-        teacher_ends=joined([part.units.teacher_ends + start for part, start in zip(parts, teacher_starts)], np.int32),
-        num_bytes=joined([part.units.num_bytes for part in parts], np.int32),
-        aligned=joined([part.units.aligned for part in parts], bool),
-        settled=sum(num_units[:-1]) + parts[-1].num_settled if parts else 0,
-    )
-
-
-def _within(found: SpanMap, room: int) -> SpanMap:
-    """Only the first `room` teacher tokens; what held others is not aligned."""
-    room = max(room, 0)
-    if len(found.token_ids) <= room:
-        return found
-    return replace(
-        found,
-        token_ids=found.token_ids[:room],
-        teacher_ends=np.minimum(found.teacher_ends, room),
-        aligned=found.aligned & (found.teacher_ends <= room),
-    )
 
 
 def _backend(tokenizer: Any, field: str) -> Any:

@@ -9,7 +9,8 @@ from opd.records import SpanMap
 
 UNALIGNED = "x"
 LEGEND = f"units are between |, tokens between +; a:b counts tokens where not 1:1, {UNALIGNED} marks what is not aligned"
-VISIBLE = {" ": "·", "\n": "↵", "\t": "→"}
+VISIBLE = {" ": "·", "\n": "↵", "\t": "→", "|": "\\|", "+": "\\+"}
+MAX_ROWS = 8  # of one line of the text
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,33 @@ def units(spans: SpanMap, student: Sequence[bytes], teacher: Sequence[bytes]) ->
 
 
 def lines(shown: Sequence[Unit], num_lines: int, width: int = 100) -> list[str]:
-    """The first `num_lines` lines of the text: rows of at most `width` columns, each of a line a side and one of marks."""
+    """The first `num_lines` lines of the text: rows of at most `width` columns, each of a line a side and one of marks.
+
+    Of a long line the first `MAX_ROWS` rows are shown, and how many units follow.
+    """
     found: list[str] = []
     row: list[Unit] = []
-    num_ended = 0
+    num_ended = num_rows = num_left = 0
     for unit in shown:
         if num_ended == num_lines:
             break
-        if row and _width(row) + 1 + unit.width > width:
+        if num_rows == MAX_ROWS:
+            num_left += 1
+        elif row and _width(row) + 1 + unit.width > width:
             found += _row(row)
-            row = []
-        row.append(unit)
+            num_rows += 1
+            row = [unit] if num_rows < MAX_ROWS else []
+            num_left += num_rows == MAX_ROWS
+        else:
+            row.append(unit)
         if VISIBLE["\n"] in unit.student:
-            num_ended += 1
-            found += _row(row)
-            row = []
-    return found + _row(row)
+            found += [*_row(row), *_rest(num_left)]
+            row, num_ended, num_rows, num_left = [], num_ended + 1, 0, 0
+    return [*found, *_row(row), *_rest(num_left)]
+
+
+def _rest(num_units: int) -> list[str]:
+    return [f"         ... and {num_units} more units of this line"] if num_units else []
 
 
 def _width(row: Sequence[Unit]) -> int:

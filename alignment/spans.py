@@ -6,6 +6,7 @@ Units are the stretches between consecutive cuts, and a cut is a byte at which t
 Shape legend: n student tokens, m teacher tokens, b bytes of the student's text, c its characters, u units, g groups.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,20 @@ def place_by_offsets(text: Array, char_starts: Array, spans: Array, spelled: Arr
     boundaries = _boundaries(np.concatenate([start, token_end[known]]), counts, len(text))
     leads = bool(good[0] and not token_end[0])
     return Placed(boundaries, ~good[group], np.cumsum(covered[:-1]) == 0, leads)
+
+
+def in_a_row(segments: Sequence[Placed]) -> Placed:
+    """Texts one after another, each placed by itself: between two of them is a boundary."""
+    if len(segments) == 1:
+        return segments[0]
+    starts = np.cumsum([0, *(len(segment.bad_tokens) for segment in segments)])
+    before = [np.where(part.tokens_before < 0, -1, part.tokens_before + start) for part, start in zip(segments, starts)]
+    return Placed(
+        np.concatenate([*(part[:-1] for part in before), before[-1][-1:]]),
+        np.concatenate([segment.bad_tokens for segment in segments]),
+        np.concatenate([segment.bad_bytes for segment in segments]),
+        segments[0].leads,
+    )
 
 
 def refine(student_ends: Array, placed: Placed) -> Units:

@@ -49,12 +49,11 @@ class SpecialTable:
         turn_end: int,
         chosen: Mapping[str, str],
         template: str,
-        field: str,
     ) -> None:
         """`student` and `teacher` are `tokenizers.Tokenizer`s, the teacher's one reads special tokens as plain text.
 
         `turn_end` is the teacher's id, `chosen` the user's `special_tokens`, `template` the teacher's chat template. Raises
-        `UserError` naming `field` where `chosen` names no added token of the student.
+        `UserError` where `chosen` names no added token of the student.
         """
         self._teacher = teacher
         self._added = {token.content: index for index, token in teacher.get_added_tokens_decoder().items()}
@@ -62,7 +61,7 @@ class SpecialTable:
         self._template = template
         added = student.get_added_tokens_decoder()
         ends = {student.id_to_token(index): index for index in student_eos}
-        _check(chosen, [token.content for token in added.values()], ends, field)
+        _check(chosen, [token.content for token in added.values()], ends)
         end = teacher.id_to_token(turn_end) or ""
         self.rows: tuple[SpecialRow, ...] = tuple(
             self._chosen(token.content, index, chosen[token.content])
@@ -135,15 +134,15 @@ def _rendered(teacher: Any, messages: Sequence[Mapping[str, str]]) -> str:
         return ""
 
 
-def _check(chosen: Mapping[str, str], tokens: Sequence[str], ends: Mapping[str, int], field: str) -> None:
+def _check(chosen: Mapping[str, str], tokens: Sequence[str], ends: Mapping[str, int]) -> None:
     for token in chosen:
         if token in ends:
             raise UserError(
-                f"{field}.special_tokens: {token!r} ends the student's turn and always is the teacher's turn end; drop it"
+                f"alignment.special_tokens: {token!r} ends the student's turn and always is the teacher's turn end; drop it"
             )
         if token not in tokens:
             raise UserError(
-                f"{field}.special_tokens: {token!r} is not an added token of the student{nearest(token, tokens)}"
+                f"alignment.special_tokens: {token!r} is not an added token of the student{nearest(token, tokens)}"
             )
 
 

@@ -25,15 +25,15 @@ class Reading:
         return np.append(np.flatnonzero(begins), self.size)
 
 
-def read(data: bytes) -> Reading:
-    """`data` as text."""
+def read(data: bytes, final: bool = False) -> Reading:
+    """`data` as text. `final`: nothing follows that could finish a last character, which is invalid then."""
     view = memoryview(data)
     parts: list[str] = []
     invalid: list[tuple[int, int]] = []
     at = 0
     while True:
         try:
-            text, used = codecs.utf_8_decode(view[at:], "strict", False)
+            text, used = codecs.utf_8_decode(view[at:], "strict", final)
             return Reading("".join([*parts, text]), at + used, tuple(invalid))
         except UnicodeDecodeError as error:
             parts += [str(view[at : at + error.start], "utf-8"), "\ufffd"]

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from opd.errors import UserError
-
 
 @dataclass(frozen=True)
 class SharedVocabulary:
@@ -14,11 +12,11 @@ class SharedVocabulary:
     dropped: tuple[str, ...] = ()  # tokens with higher ids that one side lacks: never sampled, never scored
 
 
-def shared_vocabulary(student: Mapping[str, int], teacher: Mapping[str, int], field: str) -> SharedVocabulary:
-    """The ids that student and teacher share.
+def shared_vocabulary(student: Mapping[str, int], teacher: Mapping[str, int]) -> SharedVocabulary | str:
+    """The ids that student and teacher share, or the first disagreement where the maps differ.
 
     Equal maps share all. Where one has more tokens at the end (a newer release's special tokens), both are cut to the
-    common part. Raises `UserError` naming `field` with the first disagreement when the maps differ elsewhere.
+    common part.
     """
     if student == teacher:
         return SharedVocabulary(max(student.values()) + 1)
@@ -28,11 +26,7 @@ def shared_vocabulary(student: Mapping[str, int], teacher: Mapping[str, int], fi
     first = differing[0]
     extra = [token for index in differing for token in (by_id.get(index), other.get(index)) if token is not None]
     if (by_id.get(first) is not None and other.get(first) is not None) or _shares_later(by_id, other, first):
-        raise UserError(
-            f"{field}: the tokenizers differ: id {first} is {by_id.get(first)!r} to the student and {other.get(first)!r} to "
-            "the teacher; such a pair needs cross-tokenizer alignment (opd.alignment), so choose a teacher with the "
-            "student's tokenizer"
-        )
+        return f"id {first} is {by_id.get(first)!r} to the one and {other.get(first)!r} to the other"
     return SharedVocabulary(first, tuple(extra))
 
 

@@ -26,26 +26,71 @@ def answer_prompts(
     out: Path,
     options: EvalOptions,
     *,
+    data: str,
     resume: bool = False,
     overwrite: bool = False,
     about: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the teacher's answers that ended normally to `out` (.jsonl) and returns what lies beside it in `.about.json`.
 
-    Every completion, cut short ones too, is kept in `.samples.jsonl`, from which a killed command goes on. `about` is
-    added to what is told of the file's making. Raises `UserError`.
+    Every completion, cut short ones too, is kept in `.samples.jsonl`, from which a killed command goes on. `data` is where
+    the prompts came from, and is never overwritten; `about` is added to what is told of the file's making. Raises
+    `UserError`, also when no answer is left: `out` is then as it was.
     """
-    if out.suffix != ".jsonl":
-        raise UserError(f"--out: {out}: name a file that ends in .jsonl")
-    if out.exists() and not (resume or overwrite):
-        raise UserError(f"--out: {out} exists; continue it with --resume or replace it with --overwrite")
+    _check_out(out, data, resume=resume, overwrite=overwrite)
+    _check_prompts(prompts)
     with explain_unwritable(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)
     rows, facts = asyncio.run(_answer(teacher, prompts, out, options, {"resume": resume, "overwrite": overwrite}))
-    content = {**facts, **options.fixing_numbers(), **(about or {})}
+    if not rows:
+        raise UserError(_none_left(facts, options))
+    content = {**facts, **options.fixing_numbers(), "data": Path(data).name, **(about or {})}
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     write_text(out.with_suffix(".about.json"), json.dumps(content, ensure_ascii=False, indent=2) + "\n")
     return content
+
+
+def _check_out(out: Path, data: str, *, resume: bool, overwrite: bool) -> None:
+    """Refuses to write over the prompts, or over what is not to be touched."""
+    if out.suffix != ".jsonl" or out.is_dir():
+        raise UserError(f"--out: {out}: name a file that ends in .jsonl")
+    samples, source = out.with_suffix(".samples.jsonl"), Path(data).expanduser()
+    there = [file for file in (out, samples, out.with_suffix(".about.json")) if file.exists()]
+    for file in there:
+        if source.exists() and file.samefile(source):
+            raise UserError(f"--out: {file} holds the prompts of --data and would be overwritten; name another file")
+    if there and not (resume or overwrite):
+        raise UserError(f"--out: {there[0]} exists; continue it with --resume or replace it with --overwrite")
+    if there and resume and not _holds_samples(samples):
+        raise UserError(
+            f"--resume: {there[0]} belongs to no interrupted answer file (no completions in {samples.name}); "
+            "name another --out, or replace it with --overwrite"
+        )
+
+
+def _holds_samples(samples: Path) -> bool:
+    """Whether its first line can be the header of completions; whether it is the right one is seen when they are read."""
+    try:
+        with samples.open(encoding="utf-8", errors="replace") as lines:
+            return isinstance(json.loads(lines.readline()), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _check_prompts(prompts: Sequence[Prompt]) -> None:
+    for prompt in prompts:
+        for message in prompt.messages:
+            if message.get("content") is None and not message.get("tool_calls"):
+                raise UserError(f"--data: {prompt.id}: a {message['role']} message has no content; write its text")
+
+
+def _none_left(facts: Mapping[str, Any], options: EvalOptions) -> str:
+    if cut := facts["num_truncated"]:
+        return (
+            f"--max-new-tokens is {options.max_new_tokens}: no answer is left ({cut} cut short, {facts['num_empty']} "
+            "without text); raise it, and add --overwrite"
+        )
+    return "--teacher: every answer is empty; name another teacher or --template, and add --overwrite"
 
 
 async def _answer(
@@ -62,7 +107,13 @@ async def _answer(
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     async with open_model(teacher, options, "--teacher") as opened:
-        ids = fitting(prompts, opened.contexts)
+        if not opened.contexts.tokenizer.chat_template:
+            raise UserError("--teacher: its tokenizer has no chat template; name a model that has one")
+        try:
+            ids = fitting(prompts, opened.contexts)
+        except UserError as error:  # it does not know the options of this command
+            what = str(error).removeprefix("prompts: ")
+            raise UserError(f"--data: {what}; change or leave out such rows, or name another --teacher") from None
         with Progress(*columns, console=Console(stderr=True)) as bar:
             samples = await sample_to_file(opened, prompts, ids, out.with_suffix(".samples.jsonl"), options, bar, **begin)
         openings = {place: _OPEN_THOUGHT.search(render_text(opened.contexts.tokenizer, prompts[place])) for place in ids}

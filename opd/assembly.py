@@ -1,6 +1,7 @@
 """From a recipe to the objects that a run consists of. The only place that knows them all."""
 
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from opd.errors import UserError
 from opd.eval.grading import Grader
 from opd.eval.overlap import problem_key
 from opd.eval.provenance import overlap_notes, overlap_with
-from opd.models import context_limit, output_head
+from opd.models import OutputHead, context_limit, output_head
 from opd.objective.learner import Learner
 from opd.pairing import Pairing, pair, unaligned_terms
 from opd.plugins import PromptSource, RolloutController, TermMaker
@@ -113,19 +114,9 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     chunk_bytes = config.objective.max_logits_mib * 2**20
     vocabs = {name: vocab if name not in pairing.aligners else size for name, size in pairing.vocabs.items()}
     opened = open_teachers(config.frozen, served, vocabs, device, chunk_bytes, lambda: sampler.busy, clock)
-    teachers = TeacherPool(opened, config.teachers, pairing.aligners, config.alignment.min_byte_coverage)
-    needs_heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts)
-    learner = Learner(
-        student,
-        config.objective,
-        config.optimizer,
-        accelerator=accelerator,
-        num_steps=config.steps,
-        heads=teachers.heads(device) if needs_heads else {},
-        vocab=vocab,
-        temperature=config.loss_temperature,
-        reference=_reference(config, device) if any(maker.needs_reference for maker in makers) else None,
-    )
+    teachers = TeacherPool(opened, config.teachers, pairing.aligners, config.alignment.min_byte_coverage, clock)
+    heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts)
+    learner = _learner(config, student, accelerator, makers, teachers.heads(device) if heads else {}, vocab)
     limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
     contexts = Contexts(tokenizer, min(config.sampling.max_context or limit, limit), config.sampling.max_new_tokens)
     _refuse_long_prompts(config, prompts, contexts)
@@ -179,6 +170,27 @@ def _unused_references(config: RunConfig) -> list[str]:
         for name, teacher in config.teachers.items()
         if teacher.weak_reference is not None and weak_name(name) not in config.frozen
     ]
+
+
+def _learner(
+    config: RunConfig,
+    student: nn.Module,
+    accelerator: Accelerator,
+    makers: Sequence[TermMaker],
+    heads: dict[str, OutputHead],
+    vocab: int,
+) -> Learner:
+    return Learner(
+        student,
+        config.objective,
+        config.optimizer,
+        accelerator=accelerator,
+        num_steps=config.steps,
+        heads=heads,
+        vocab=vocab,
+        temperature=config.loss_temperature,
+        reference=_reference(config, accelerator.device) if any(maker.needs_reference for maker in makers) else None,
+    )
 
 
 def _reference(config: RunConfig, device: torch.device) -> nn.Module | Literal["adapters off"]:

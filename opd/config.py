@@ -108,6 +108,10 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     value, or a combination that cannot work.
     """
     raw = read_recipe(find_recipe(recipe))
+    if "dataset" in raw and not raw.keys() & {"teachers", "prompts"}:
+        raise UserError(
+            f"recipe: {recipe} is a recipe of opd sft: run opd sft {recipe} --out DIR (--dry-run checks and prints it)"
+        )
     return build_config(overlay(raw, parse_overrides(overrides)))
 
 

@@ -10,9 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 
 from opd.alignment.aligner import Aligner
 from opd.alignment.coverage import Coverage
-from opd.alignment.vocabulary import shared_vocabulary
+from opd.alignment.vocabulary import SharedVocabulary, shared_vocabulary
 from opd.config import RunConfig
-from opd.errors import UserError
 from opd.locate import locate
 from opd.models import model_limits
 from opd.pairing import Pairing, pair, unaligned_terms
@@ -37,7 +36,8 @@ class Finding:
 def examine(config: RunConfig) -> list[Finding]:
     """Everything worth knowing about a recipe before it costs anything. Raises `UserError` only for what cannot be read."""
     source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
-    prompts = list(source.at(0, 0, min(SAMPLE, max(1, config.batch.prompts * config.steps))))
+    drawn = source.at(0, 0, min(SAMPLE, max(1, config.batch.prompts * config.steps)))
+    prompts = list({prompt.id: prompt for prompt in drawn}.values())  # a short file comes round again
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
     findings = [*_prompt(tokenizer, prompts[0]), _lengths(config, tokenizer, prompts), _temperature(config)]
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
@@ -50,7 +50,7 @@ def examine(config: RunConfig) -> list[Finding]:
     pairing = pair(tokenizer, ends, facts, config.teachers, config.alignment)
     makers = {name: TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()}
     findings += [Finding("error", "terms", text, "choose such a term") for text in unaligned_terms(makers, pairing, facts)]
-    findings += [Finding("warn", "family", note, "choose a weak model of its family") for note in pairing.notes]
+    findings += [Finding("warn", "weak reference", note, "see docs/alignment.md") for note in pairing.notes]
     findings += examine_models(config, facts, pairing, tokenizer, ends, prompts)
     return [*findings, _memory(config)]
 
@@ -83,10 +83,10 @@ def _alignment(
     config: RunConfig, teacher: TeacherFacts, aligner: Aligner, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]
 ) -> list[Finding]:
     """How well a model with another tokenizer can follow the student, measured on the prompts' own text."""
-    found = Coverage()
-    for prompt in prompts:
+    found, contexts = Coverage(), [aligner.context(prompt) for prompt in prompts]
+    for prompt, context in zip(prompts, contexts):
         ids = tokenizer(prompt.problem or prompt.text or "", add_special_tokens=False)["input_ids"]
-        found += Coverage.of(aligner.align(np.asarray(ids, np.int32), aligner.context(prompt)))
+        found += Coverage.of(aligner.align(np.asarray(ids, np.int32), context[:1]))
     share = f"{found.byte_coverage:.1%} of the bytes of {len(prompts)} prompts are aligned"
     text = f"differ from the student's; {share}, {found.one_to_one_share:.1%} of the tokens one to one"
     floor = config.alignment.min_byte_coverage
@@ -95,11 +95,21 @@ def _alignment(
     masked = [row.token for row in aligner.special_table if row.how == "masked"]
     shown = ", ".join(masked[:3]) + (", ..." if len(masked) > 3 else "")
     special = f"{len(masked)} of the student's have no counterpart and are not trained ({shown})" if masked else "all mapped"
-    first = teacher.tokenizer.decode(aligner.context(prompts[0]))
+    first = teacher.tokenizer.decode(contexts[0])
+    longest, wanted = max(map(len, contexts)), config.sampling.max_new_tokens
+    tokens = round(wanted * found.teacher_tokens / max(1, found.student_tokens))
+    short = longest + tokens > teacher.max_context
+    room = f"{teacher.max_context} tokens; the longest prompt has {longest}, an answer of {wanted} about {tokens}"
     return [
         Finding("warn" if low else "ok", f"{teacher.field} tokens", text, fix),
         Finding("ok", f"{teacher.field} special tokens", special),
         Finding("ok", f"{teacher.field} template", f"its own; the first prompt becomes {first!r}"),
+        Finding(
+            "warn" if short else "ok",
+            f"{teacher.field} context",
+            room,
+            "what lies beyond is never judged: lower sampling.max_new_tokens, or choose shorter prompts" if short else "",
+        ),
     ]
 
 
@@ -159,24 +169,16 @@ def _head(field: str, rows: int, tokenizer: PreTrainedTokenizerBase) -> list[Fin
 def _vocabularies(
     field: str, student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, ends: tuple[int, ...]
 ) -> list[Finding]:
-    try:
-        shared = shared_vocabulary(student.get_vocab(), teacher.get_vocab(), field)
-    except UserError as error:
-        return [Finding("error", "token -> id maps", str(error), "choose a teacher with the student's tokenizer")]
+    """Of a model that reads the student's own tokens."""
+    shared = shared_vocabulary(student.get_vocab(), teacher.get_vocab())
+    assert isinstance(shared, SharedVocabulary)
     if max(ends) >= shared.size:
-        return [
-            Finding(
-                "error",
-                "token -> id maps",
-                f"{field}: the student's EOS is not a token of the teacher",
-                "another teacher",
-            )
-        ]
+        text = f"{field}: the student's EOS is not a token of the teacher"
+        return [Finding("error", "token -> id maps", text, "another teacher")]
     if shared.dropped:
         text = f"{field}: equal below {shared.size}; {len(shared.dropped)} tokens that one side lacks are left out"
-        return [
-            Finding("warn", "token -> id maps", text, "harmless unless the student needs " + ", ".join(shared.dropped[:3]))
-        ]
+        fix = "harmless unless the student needs " + ", ".join(shared.dropped[:3])
+        return [Finding("warn", "token -> id maps", text, fix)]
     return [Finding("ok", "token -> id maps", f"{field}: {shared.size} ids, all equal")]
 
 

@@ -4,7 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from accelerate.utils import gather_object
+
 from opd.alignment.coverage import Coverage
+from opd.errors import UserError
 from opd.objective.batching import Taught
 from opd.records import Rollout
 from opd.teachers.pool import Tally
@@ -17,7 +20,7 @@ class Landed:
     taught: list[Taught]
     num_skipped: int  # prompts too long for the context
     num_floored: int  # log-probs of the teachers raised to the floor
-    coverage: Coverage  # of the texts that were aligned for teachers with other tokenizers
+    coverage: Coverage  # of the texts that were aligned for teachers with other tokenizers, over all processes
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,22 @@ class Flight:
         return [rollout for rollout in await asyncio.gather(*self.sampling) if rollout is not None]
 
     async def landed(self) -> Landed:
-        """The rollouts with their terms, in the order of the slots. Raises `UserError` where too little could be aligned."""
+        """The rollouts with their terms, in the order of the slots.
+
+        To be called by every process. Raises `UserError` where too little of the step's text could be aligned.
+        """
         results = await asyncio.gather(*self.teaching)
-        self.tally.check_coverage()
+        covered = gather_object([(self.tally.coverage, self.tally.first_failed)])
+        coverage = sum((one for one, _ in covered), Coverage())
+        if coverage.byte_coverage < self.tally.pool.min_byte_coverage:
+            first = next(text for _, text in covered if text is not None)
+            raise UserError(
+                f"alignment.min_byte_coverage: {coverage.byte_coverage:.1%} of the step's text is aligned with the "
+                f"teachers' tokens, less than {self.tally.pool.min_byte_coverage:.1%}; the first text that failed answers "
+                f"{first}; see opd align, or lower the floor and resume"
+            )
         taught = [pair for pair in results if pair is not None]
-        return Landed(taught, len(results) - len(taught), self.tally.num_floored, self.tally.coverage)
+        return Landed(taught, len(results) - len(taught), self.tally.num_floored, coverage)
 
     async def cancel(self) -> None:
         """Gives up what is not done yet."""

@@ -59,7 +59,10 @@ async def judge(
 async def _judge_turn(
     models: Models, model: str, rollout: Rollout, turn: Turn, temperature: float, floor: float, coverage: Covered
 ) -> Judged:
-    spans = models.align(model, rollout.prompt, turn)
+    spans = models.align(model, rollout, turn)
+    if spans is not None and not len(spans.token_ids):  # its context is full, or nothing was written that it could read
+        nothing = np.zeros(len(turn.sampled_ids), np.float32)
+        return Judged(nothing, nothing, nothing > 0, nothing > 0, spans.unit_starts)
     if spans is None:
         scores = await models.score(model, ScoreRequest(turn.context_ids, turn.sampled_ids, temperature=temperature))
         assert scores.logps is not None

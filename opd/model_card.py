@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from opd.config import RunConfig, to_mapping
 from opd.registry import TERM_MAKERS
-from opd.teachers.config import TeacherConfig
+from opd.teachers.config import FrozenConfig, TeacherConfig, weak_name
 from opd.tiny import is_tiny
 
 PAPERS = {"2306.13649": "generalised knowledge distillation", "2306.08543": "MiniLLM"}  # of on-policy distillation as such
@@ -105,6 +105,8 @@ def _what(config: RunConfig, step: int, student: _Name, teachers: Mapping[str, _
     kind = f"A low-rank adapter (rank {lora.r}) over" if lora else "A fine-tuned"
     lines = [f"{kind} {student.markdown}{revision}, after step {step} of {config.steps} of on-policy distillation from"]
     lines += [f"* {_teacher(name, teachers[name], teacher)}" for name, teacher in config.teachers.items()]
+    weak = [(name, teacher.weak_reference) for name, teacher in config.teachers.items() if weak_name(name) in config.frozen]
+    lines += [f"* compared with {_weak(name, reference)}" for name, reference in weak if reference is not None]
     data = _data_name(config)
     split = getattr(config.prompts["config"], "split", None)
     where = f" (split {_code(split)})" if data.on_hub and split else ""
@@ -117,6 +119,13 @@ def _teacher(name: str, model: _Name, teacher: TeacherConfig) -> str:
     details += [f"adapter {_Name(teacher.adapter).markdown}"] if teacher.adapter else []
     details += [f"digest of the weights {_code(teacher.digest)}"] if teacher.digest else []
     return f"{model.markdown} (teacher {_code(name)}{''.join(f', {detail}' for detail in details)})"
+
+
+def _weak(name: str, reference: FrozenConfig) -> str:
+    if reference.model is None and reference.url is None:
+        return f"teacher {_code(name)} itself with {reference.active_experts} active experts, its weak reference"
+    model = _Name(reference.model or "a served model")
+    return f"{model.markdown}, the weak reference of teacher {_code(name)}"
 
 
 def _method(config: RunConfig) -> str:

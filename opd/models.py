@@ -68,14 +68,19 @@ def load_causal_lm(
 
 def model_limits(name: str, field: str, revision: str | None = None) -> tuple[int, int]:
     """(context length, rows of the output head) from the configuration alone. Raises `UserError`."""
+    text = read_text_config(name, field, revision)
+    return context_limit(text), int(text.vocab_size)
+
+
+def read_text_config(name: str, field: str, revision: str | None = None) -> Any:
+    """A model's configuration, of its text part. Raises `UserError` naming `field`."""
     try:
         config = AutoConfig.from_pretrained(locate(name, field), revision=revision, trust_remote_code=False)
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{field}: {name} has no readable configuration: {_one_line(error)}") from None
-    text = config.get_text_config()
-    return context_limit(text), int(text.vocab_size)
+    return config.get_text_config()
 
 
 def context_limit(config: Any) -> int:

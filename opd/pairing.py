@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from opd.alignment.aligner import Aligner
 from opd.alignment.config import AlignmentConfig
-from opd.alignment.vocabulary import shared_vocabulary
+from opd.alignment.vocabulary import SharedVocabulary, shared_vocabulary
 from opd.errors import UserError
 from opd.plugins import TermMaker
 from opd.teachers.config import TeacherConfig, weak_name
@@ -39,24 +39,22 @@ def pair(
 
     Raises `UserError` for a weak reference that is not of its teacher's family, and for a tokenizer that cannot be aligned.
     """
-    notes = [note for name, teacher in teachers.items() if (note := _family(name, teacher, facts))]
+    looks = (_family, _unlike, _itself)
+    checks = [look(name, teacher, facts) for name, teacher in teachers.items() for look in looks]
+    notes = [note for note in checks if note is not None]
     own = tokenizer.get_vocab()
     shared: dict[str, int] = {}
     aligners: dict[str, Aligner] = {}
     alike: dict[tuple[str, ...], Aligner] = {}
     for name, one in facts.items():
-        try:
-            found = shared_vocabulary(own, one.tokenizer.get_vocab(), one.field)
-            if _writes(tokenizer, found.dropped) or _writes(one.tokenizer, found.dropped):
-                raise UserError(
-                    f"{one.field}: one of the tokenizers writes text with {found.dropped[0]!r}, the other does not"
-                )
+        found = shared_vocabulary(own, one.tokenizer.get_vocab())
+        if isinstance(found, SharedVocabulary) and not any(_writes(t, found.dropped) for t in (tokenizer, one.tokenizer)):
             shared[name] = found.size
-        except UserError:
-            key = _identity(one)
-            if key not in alike:
-                alike[key] = make_aligner(tokenizer, ends, one, config)
-            aligners[name] = alike[key]
+            continue
+        key = _identity(one)
+        if key not in alike:
+            alike[key] = make_aligner(tokenizer, ends, one, config)
+        aligners[name] = alike[key]
     vocab = min([max(own.values()) + 1, *shared.values()])
     rows = {name: min(max(facts[name].tokenizer.get_vocab().values()) + 1, facts[name].num_rows) for name in aligners}
     return Pairing(vocab, {**dict.fromkeys(shared, vocab), **rows}, aligners, notes)
@@ -108,15 +106,33 @@ def _family(name: str, teacher: TeacherConfig, facts: Mapping[str, TeacherFacts]
     """A note where the weak reference is of another family and the recipe accepts it."""
     if weak_name(name) not in facts:
         return None
-    ours, theirs = facts[name].tokenizer.get_vocab(), facts[weak_name(name)].tokenizer.get_vocab()
-    try:
-        shared_vocabulary(ours, theirs, f"teachers.{weak_name(name)}")
-    except UserError as error:
-        reason = str(error).partition(":")[2].partition(";")[0].strip()
-        if not teacher.other_family:
-            raise UserError(
-                f"teachers.{weak_name(name)}: it is not of the teacher's family: {reason}; choose a smaller model of that "
-                f"family, or accept it with teachers.{name}.other_family=true"
-            ) from None
-        return f"teachers.{weak_name(name)}: taken from another family: {reason}"
-    return None
+    found = shared_vocabulary(facts[name].tokenizer.get_vocab(), facts[weak_name(name)].tokenizer.get_vocab())
+    if isinstance(found, SharedVocabulary):
+        return None
+    if teacher.other_family:
+        return f"teachers.{weak_name(name)}: taken from another family: {found}"
+    raise UserError(
+        f"teachers.{weak_name(name)}: it is not of the teacher's family: {found}; choose a smaller model of that family, or "
+        f"accept it with teachers.{name}.other_family=true"
+    )
+
+
+def _unlike(name: str, teacher: TeacherConfig, facts: Mapping[str, TeacherFacts]) -> str | None:
+    """A note where teacher and weak reference are scored in different ways; their difference is small, as rounding is."""
+    weak = teacher.weak_reference
+    if weak_name(name) not in facts or weak is None or (weak.model is None and weak.url is None):
+        return None
+    differing = [key for key in ("dtype", "logp_floor") if getattr(weak, key) != getattr(teacher, key)]
+    differing += ["url"] if bool(weak.urls) != bool(teacher.urls) else []
+    if not differing:
+        return None
+    keys = " and ".join(differing)
+    return f"teachers.{weak_name(name)}: {keys} differ from the teacher's, and so does rounding: let them agree"
+
+
+def _itself(name: str, teacher: TeacherConfig, facts: Mapping[str, TeacherFacts]) -> str | None:
+    """A note where the weak reference is the teacher, as when a server's name for it was forgotten."""
+    weak = facts.get(weak_name(name))
+    if weak is None or weak.weights != facts[name].weights:
+        return None
+    return f"teachers.{weak_name(name)}: it is the teacher itself: they differ by nothing, so that nothing is learned"

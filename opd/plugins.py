@@ -20,8 +20,9 @@ class Models(Protocol):
         """The answer of the frozen model called `model`, about its own tokens."""
         ...
 
-    def align(self, model: str, prompt: Prompt, turn: Turn) -> SpanMap | None:
-        """The turn beside the model's tokens of the same text; None where the model reads the student's own tokens."""
+    def align(self, model: str, rollout: Rollout, turn: Turn) -> SpanMap | None:
+        """One of the rollout's turns beside the model's tokens of the same text; None where the model reads the student's
+        own tokens."""
         ...
 
     def same_bytes(self, model: str) -> Array | None:

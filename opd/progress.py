@@ -6,6 +6,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+DIVERGENCES = ("reverse_kl", "reverse_kl_sampled", "reverse_kl_shared", "forward_kl", "jsd")
+
 
 class ProgressBar:
     """Draws on stderr; on something that is no terminal it prints a line now and then instead."""
@@ -37,10 +39,7 @@ class ProgressBar:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """`step` steps are done."""
-        kl = next(
-            (metrics[name] for name in ("reverse_kl", "reverse_kl_sampled", "forward_kl", "jsd") if name in metrics),
-            None,
-        )
+        kl = next((metrics[name] for name in DIVERGENCES if name in metrics), None)
         figures = f"loss {metrics['loss']:.4f}" + ("" if kl is None else f"  KL {kl:.4f}")
         figures += f"  {metrics['perf/tokens_per_s']:,.0f} tokens/s"
         self.bar.update(self.task, completed=step, figures=figures)

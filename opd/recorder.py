@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from opd.alignment.coverage import Coverage
 from opd.assembly import Parts
 from opd.config import RunConfig
 from opd.eval.provenance import results_of
@@ -49,7 +48,7 @@ class Recorder:
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
         if self.parts.controllers:
             figures |= {"discarded_tokens": counts["discarded_tokens"], "stopped_rate": counts["stopped"] / rollouts}
-        if (aligned := sum(gather_object([landed.coverage]), Coverage())).units:
+        if (aligned := landed.coverage).units:
             figures |= {"align/byte_coverage": aligned.byte_coverage, "align/token_coverage": aligned.token_coverage}
             figures |= {"align/one_to_one": aligned.one_to_one_share}
         figures["staleness"] = counts["staleness"] / max(1, counts["sampled_tokens"])
@@ -80,7 +79,8 @@ class Recorder:
         figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
         self.evaluations["before" if step == 0 else "after"] = {
             "accuracy": figures["accuracy"],
-            "reverse_kl": figures.get("reverse_kl", figures.get("reverse_kl_sampled")),
+            "reverse_kl": figures.get("reverse_kl"),
+            **({"reverse_kl_sampled": figures["reverse_kl_sampled"]} if "reverse_kl_sampled" in figures else {}),
         }
         self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result, **timings})
         for tracker in self.trackers:
@@ -88,12 +88,10 @@ class Recorder:
         best = step > 0 and figures.get("selection_accuracy", -1.0) > self.selection.get("accuracy", -1.0)
         if best:
             self.selection = {"step": step, "accuracy": figures["selection_accuracy"]}
-        kl = figures.get("reverse_kl", figures.get("reverse_kl_sampled"))
+        names = {"reverse_kl": "reverse KL", "reverse_kl_sampled": "sampled reverse KL"}
+        kl = "".join(f", {what} {figures[name]:.4f} nats per token" for name, what in names.items() if name in figures)
         rates = f"no answer {figures['no_answer_rate']:.1%}, truncated {figures['truncated_rate']:.1%}"
-        self.bar.say(
-            f"eval after step {step}: accuracy {figures['accuracy']:.1%} ({rates})"
-            + ("" if kl is None else f", reverse KL {kl:.4f} nats per token")
-        )
+        self.bar.say(f"eval after step {step}: accuracy {figures['accuracy']:.1%} ({rates}){kl}")
         return best
 
     def card(self, step: int) -> str:

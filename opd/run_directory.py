@@ -124,7 +124,8 @@ def refuse_other_recipe(run: Path, config: RunConfig, free_sections: Container[s
     def free(key: str) -> bool:
         section, field = key.partition(".")[0], key.rpartition(".")[2]
         chooses = key.startswith("eval.selection")  # accuracies on other problems could not be compared
-        return (section in free_sections and not chooses) or (section == "teachers" and field in MAY_MOVE)
+        moves = section == "teachers" and field in MAY_MOVE
+        return (section in free_sections and not chooses) or moves or key == "alignment.min_byte_coverage"
 
     refuse_differences(run, before, to_mapping(config), free)
 

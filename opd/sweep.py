@@ -2,7 +2,7 @@
 
     recipe: quickstart          # a shipped recipe or a file beside this one
     seeds: [0, 1, 2]
-    overrides: {steps: 200}     # for every run
+    overrides: {steps: 200}     # for every run; "${seed}" in it, or in a variant, is the run's seed
     variants:
       full: {}
       sampled: {terms: {reverse_kl: {form: sampled}}}
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[Plann
     `overrides` are laid over those of the file, for every run; the variant's own win.
     """
     path = find_recipe(file)
-    sweep = parse_section(SweepConfig, read_yaml(path), "")
+    sweep = _read_sweep(path)
     if not sweep.variants or not sweep.seeds:
         raise UserError("variants: a sweep needs at least one variant and one seed")
     if len(set(sweep.seeds)) < len(sweep.seeds):
@@ -107,6 +107,13 @@ def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[Plann
                 _refuse_other(run)
             runs.append(run)
     return runs
+
+
+def _read_sweep(path: Path) -> SweepConfig:
+    """The file's content; `${seed}` in overrides and variants is left for the recipes that they become."""
+    raw = read_yaml(path)
+    later = {name: raw[name] for name in ("overrides", "variants") if isinstance(raw.get(name), Mapping)}
+    return replace(parse_section(SweepConfig, {**raw, **{name: {} for name in later}}, ""), **later)
 
 
 def _refuse_other(run: PlannedRun) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from opd.data import DatasetConfig, check_path
 from opd.errors import UserError
 from opd.locate import check_location
+from opd.objective.config import OptimizerConfig
 from opd.registry import CONTROLLERS, TERM_MAKERS
 from opd.teachers.client.addresses import check_addresses
 from opd.teachers.config import FrozenConfig, TeacherConfig, frozen_models
@@ -59,6 +60,17 @@ def check_files(config: "RunConfig") -> None:
             check_path(source.path, key)
 
 
+def check_optimizer(optimizer: OptimizerConfig) -> None:
+    """Refuses what AdamW or its schedule cannot work with. Raises `UserError` naming the field of `optimizer`."""
+    for name in ("lr", "eps", "weight_decay", "max_grad_norm", "warmup_ratio"):
+        if not 0 <= (value := getattr(optimizer, name)) < math.inf:
+            raise UserError(f"optimizer.{name} is {value}: it must be 0 or more")
+    if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
+        raise UserError(f"optimizer.betas is {optimizer.betas}: it must be two numbers, each at least 0 and below 1")
+    if optimizer.warmup_ratio > 1:
+        raise UserError(f"optimizer.warmup_ratio is {optimizer.warmup_ratio}: it is a share of the updates, at most 1")
+
+
 def _check_ranges(config: "RunConfig") -> None:
     at_least_1 = {
         "steps": config.steps,
@@ -86,11 +98,6 @@ def _check_ranges(config: "RunConfig") -> None:
         "eval.kl_prompts": config.eval.kl_prompts,
         "checkpoint.every": config.checkpoint.every,
         "trackers.rollouts_every": config.trackers.rollouts_every,
-        "optimizer.lr": config.optimizer.lr,
-        "optimizer.weight_decay": config.optimizer.weight_decay,
-        "optimizer.max_grad_norm": config.optimizer.max_grad_norm,
-        "optimizer.warmup_ratio": config.optimizer.warmup_ratio,
-        "alignment.min_byte_coverage": config.alignment.min_byte_coverage,
     }
     shares = {"sampling.top_p": config.sampling.top_p, "eval.top_p": config.eval.top_p}
     for key, value in at_least_1.items():
@@ -101,15 +108,12 @@ def _check_ranges(config: "RunConfig") -> None:
             raise UserError(f"{key} is {value}: it must be 0 or more")
     if config.seed >= 2**63:
         raise UserError(f"seed is {config.seed}: it must be below 2**63")
-    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
-        raise UserError(f"optimizer.betas is {config.optimizer.betas}: both must be at least 0 and below 1")
+    check_optimizer(config.optimizer)
     for key, value in shares.items():
         if not 0 < value <= 1:
             raise UserError(f"{key} is {value}: it must be above 0 and at most 1")
-    if config.optimizer.warmup_ratio > 1:
-        raise UserError(
-            f"optimizer.warmup_ratio is {config.optimizer.warmup_ratio}: it is a share of the updates, at most 1"
-        )
+    if not 0 <= config.alignment.min_byte_coverage <= 1:
+        raise UserError(f"alignment.min_byte_coverage is {config.alignment.min_byte_coverage}: it is a share, from 0 to 1")
     for name, teacher in config.teachers.items():
         _check_weak_reference(f"teachers.{name}.weak_reference", teacher)
     for name, model in frozen_models(config.teachers, weak=True).items():
@@ -122,7 +126,10 @@ def _check_weak_reference(field: str, teacher: TeacherConfig) -> None:
     if weak is None or weak.model is not None or weak.url is not None:
         return
     if weak.active_experts is None:
-        raise UserError(f"{field}.model is missing: set it, or {field}.active_experts for the teacher with fewer experts")
+        raise UserError(
+            f"{field}.model is missing: set it in the recipe or as {field}.model=VALUE, or {field}.active_experts for the "
+            "teacher with fewer experts"
+        )
     own = replace(FrozenConfig(), active_experts=weak.active_experts, served_as=weak.served_as)
     for one in fields(FrozenConfig):
         if getattr(weak, one.name) != getattr(own, one.name):

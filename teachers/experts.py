@@ -16,6 +16,21 @@ from opd.errors import UserError
 
 NUM_TRIED = 8  # tokens on which fewer experts must make a difference
 
+NO_EXPERTS = "the model has no experts whose number can be set: leave active_experts out"
+
+
+def check_configured(config: Any, num_active: int, field: str) -> None:
+    """What can be said from a model's text configuration alone, before it is loaded. Raises `UserError` naming `field`."""
+    own = getattr(config, "num_experts_per_tok", None)
+    if own is None:
+        raise UserError(f"{field}: {NO_EXPERTS}")
+    _check_number(num_active, own, field)
+
+
+def _check_number(num_active: int, own: int, field: str) -> None:
+    if not 1 <= num_active < own:
+        raise UserError(f"{field}: {num_active} is not between 1 and {own - 1}: the model's own number is {own}")
+
 
 class Experts:
     """The routers of a decoder."""
@@ -41,16 +56,15 @@ class Experts:
             self._set(self.num_active)
 
     def check(self, num_active: int, field: str) -> None:
-        """Raises `UserError` naming `field`: a dense model, one with fewer active experts, or one that ignores the number.
+        """Raises `UserError` naming `field`: a dense model, one without more active experts, or one that ignores the number.
 
         The last is found by trying it on a few tokens.
         """
         own = self.num_active
         if own is None:
-            raise UserError(f"{field}: the model has no experts whose number can be set: leave active_experts out")
-        if not 1 <= num_active <= own:
-            raise UserError(f"{field}: {num_active} is not between 1 and {own}, the model's own number of active experts")
-        if num_active < own and torch.equal(self._states(None), self._states(num_active)):
+            raise UserError(f"{field}: {NO_EXPERTS}")
+        _check_number(num_active, own, field)
+        if torch.equal(self._states(None), self._states(num_active)):
             raise UserError(f"{field}: fewer experts make no difference to this model; give another model as weak reference")
 
     def _set(self, num_active: int | None) -> None:

@@ -8,9 +8,10 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from opd.clock import Clock
-from opd.models import model_limits
+from opd.models import model_limits, read_text_config
 from opd.teachers.client.served import ServedTeacher
 from opd.teachers.config import FrozenConfig
+from opd.teachers.experts import check_configured
 from opd.teachers.hf import HFModel, HFTeacher, View
 from opd.teachers.pool import Teacher
 from opd.tokenization import eos_ids, load_tokenizer
@@ -25,6 +26,7 @@ class TeacherFacts:
     eos_ids: tuple[int, ...]
     max_context: int
     num_rows: int  # of its output head
+    weights: str = ""  # equal for models with the same weights at work
 
 
 def connect(teachers: Mapping[str, FrozenConfig]) -> dict[str, ServedTeacher]:
@@ -37,12 +39,17 @@ def facts_of(name: str, config: FrozenConfig, served: Mapping[str, ServedTeacher
     if name in served:
         info = served[name].info
         ends = tuple(sorted(info["eos_ids"]))
-        return TeacherFacts(f"teachers.{name}.url", served[name].tokenizer(), ends, info["max_context"], info["rows"])
+        digest, field = served[name].digest or "", f"teachers.{name}.url"
+        return TeacherFacts(field, served[name].tokenizer(), ends, info["max_context"], info["rows"], digest)
     assert config.model is not None
     field = f"teachers.{name}.model"
     tokenizer = load_tokenizer(config.model, field, config.revision)
     ends = eos_ids(config.model, field, tokenizer, config.revision)
-    return TeacherFacts(field, tokenizer, ends, *model_limits(config.model, field, config.revision))
+    if config.active_experts is not None:
+        known = read_text_config(config.model, field, config.revision)
+        check_configured(known, config.active_experts, f"teachers.{name}.active_experts")
+    weights = json.dumps([config.model, config.revision, config.adapter, config.quantization, config.active_experts])
+    return TeacherFacts(field, tokenizer, ends, *model_limits(config.model, field, config.revision), weights)
 
 
 def open_teachers(

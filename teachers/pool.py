@@ -8,9 +8,10 @@ import torch
 
 from opd.alignment.aligner import Aligner
 from opd.alignment.coverage import Coverage
+from opd.clock import Clock
 from opd.errors import UserError
 from opd.models import OutputHead
-from opd.records import Array, Prompt, ScoreRequest, Scores, SpanMap, Turn
+from opd.records import Array, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Turn
 from opd.teachers.growing import AlignedScoring, OwnScoring
 from opd.teachers.stream import ScoreStream
 
@@ -57,7 +58,9 @@ class TeacherPool:
         routed: Iterable[str] | None = None,
         aligners: Mapping[str, Aligner] | None = None,
         min_byte_coverage: float = 0.0,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         self.teachers, self.aligners, self.min_byte_coverage = teachers, aligners or {}, min_byte_coverage
         self.routed = tuple(teachers if routed is None else routed)
 
@@ -70,10 +73,14 @@ class TeacherPool:
             raise UserError(f"teachers: prompt {prompt.id} is of domain {prompt.domain!r}, but the teachers are {known}")
         return prompt.domain
 
-    def align(self, model: str, prompt: Prompt, turn: Turn) -> SpanMap | None:
+    def align(self, model: str, rollout: Rollout, turn: Turn) -> SpanMap | None:
         """See `opd.plugins.Models.align`."""
         aligner = self.aligners.get(model)
-        return None if aligner is None else aligner.align(turn.sampled_ids, aligner.context(prompt))
+        if aligner is None:
+            return None
+        assert len(rollout.turns) == 1, "of a later turn the teacher would have to be shown the turns before it"
+        with self.clock("align"):
+            return aligner.align(turn.sampled_ids, aligner.context(rollout.prompt))
 
     async def score(self, model: str, request: ScoreRequest) -> Scores:
         return await self.teachers[model].score(request)
@@ -127,7 +134,7 @@ class Tally:
     def __init__(self, pool: TeacherPool) -> None:
         self.pool, self.num_floored = pool, 0
         self.coverage = Coverage()  # of all texts that were aligned, each once for each of the teachers' tokenizers
-        self.texts: list[tuple[Prompt, str, Coverage]] = []  # the same, one by one
+        self.first_failed: str | None = None  # the first of these texts of which less is aligned than must be
         self._spans: dict[tuple[int, int], tuple[Turn, SpanMap]] = {}  # the turn is kept, so that its id stays its own
 
     def teacher_for(self, prompt: Prompt) -> str:
@@ -138,29 +145,19 @@ class Tally:
         self.num_floored += scores.num_floored
         return scores
 
-    def align(self, model: str, prompt: Prompt, turn: Turn) -> SpanMap | None:
+    def align(self, model: str, rollout: Rollout, turn: Turn) -> SpanMap | None:
         key = id(self.pool.aligners.get(model)), id(turn)
         if key not in self._spans:
-            spans = self.pool.align(model, prompt, turn)
+            spans = self.pool.align(model, rollout, turn)
             if spans is None:
                 return None
             self._spans[key] = turn, spans
             covered = Coverage.of(spans)
             self.coverage += covered
-            self.texts.append((prompt, self.pool.aligners[model].text_of(turn.sampled_ids), covered))
+            if covered.byte_coverage < self.pool.min_byte_coverage and self.first_failed is None:
+                text = self.pool.aligners[model].text_of(turn.sampled_ids)[:200]
+                self.first_failed = f"prompt {rollout.prompt.id} ({covered.byte_coverage:.1%} with {model}): {text!r}"
         return self._spans[key][1]
 
     def same_bytes(self, model: str) -> Array | None:
         return self.pool.same_bytes(model)
-
-    def check_coverage(self) -> None:
-        """Raises `UserError` naming the first text that failed where less of the step's text is aligned than must be."""
-        floor = self.pool.min_byte_coverage
-        if self.coverage.byte_coverage >= floor:
-            return
-        prompt, text, covered = next(one for one in self.texts if one[2].byte_coverage < floor)
-        raise UserError(
-            f"alignment.min_byte_coverage: {self.coverage.byte_coverage:.1%} of the step's text is aligned with the "
-            f"teacher's tokens, less than {floor:.1%}; the first text that failed answers prompt {prompt.id} "
-            f"({covered.byte_coverage:.1%}): {text[:200]!r}; see opd align, or lower the floor"
-        )

@@ -131,3 +131,15 @@ def test_part_of_a_suite_does_not_pass_for_it():
     [evaluation] = metadata(card)["model-index"][0]["results"]
     assert evaluation["dataset"]["name"] == "gsm8k (first 40)"
     assert "| gsm8k (first 40) | avg@4 |" in card
+
+
+def test_a_weak_reference_is_named_where_a_term_uses_it():
+    weak = {"model": "/home/me/models/weak-0.5B"}
+    teachers = {"default": {"model": "Qwen/Qwen2.5-1.5B", "weak_reference": weak}}
+    card = model_card(config(teachers=teachers, terms={"compass": {}}), 1, [])
+    assert "* compared with `weak-0.5B`, the weak reference of teacher `default`" in card
+    assert "arXiv 2609.10154" in card
+    assert "/home/me" not in card
+    assert "compared with" not in model_card(config(teachers=teachers), 1, [])
+    own = {"default": {"model": "Qwen/Qwen3-30B-A3B", "weak_reference": {"active_experts": 1}}}
+    assert "`default` itself with 1 active experts" in model_card(config(teachers=own, terms={"compass": {}}), 1, [])

@@ -1,16 +1,18 @@
 """Who reads the student's tokens, and who needs them aligned."""
 
+from dataclasses import replace
+
 import pytest
 
 from opd.alignment.config import AlignmentConfig
 from opd.errors import UserError
 from opd.pairing import pair
-from opd.teachers.config import TeacherConfig, weak_name
+from opd.teachers.config import FrozenConfig, TeacherConfig, weak_name
 from opd.teachers.opening import TeacherFacts
 
 
 def facts(tokenizer, name="t", rows=100, context=64):
-    return TeacherFacts(f"teachers.{name}.model", tokenizer, (tokenizer.eos_token_id,), context, rows)
+    return TeacherFacts(f"teachers.{name}.model", tokenizer, (tokenizer.eos_token_id,), context, rows, weights=name)
 
 
 def paired(student, others, **teachers):
@@ -57,8 +59,21 @@ def test_further_special_tokens_are_left_out(byte_tokenizer):
 
 def test_the_family_of_a_weak_reference(byte_tokenizer):
     others = {"t": facts(byte_tokenizer("cd")), weak_name("t"): facts(byte_tokenizer("bc"), weak_name("t"))}
-    with pytest.raises(UserError, match=r"teachers.t.weak_reference: it is not of the teacher's family: .* id 10 is 'cd'"):
+    with pytest.raises(UserError, match=r"teachers.t.weak_reference: it is not of the teacher's family: id 10 is 'cd'"):
         paired(byte_tokenizer("ab"), others, t={})
     found = paired(byte_tokenizer("ab"), others, t={"other_family": True})
-    assert len(found.notes) == 1
+    (note,) = found.notes
+    assert "taken from another family" in note
     assert found.aligners["t"] is not found.aligners[weak_name("t")]
+
+
+def test_a_weak_reference_that_is_the_teacher_or_scored_otherwise_is_noted(byte_tokenizer):
+    tokenizer = byte_tokenizer("ab")
+    weak = {"weak_reference": FrozenConfig(model="w", dtype="bfloat16", logp_floor=-20.0)}
+    others = {"t": facts(tokenizer), weak_name("t"): facts(tokenizer, weak_name("t"))}
+    (note,) = paired(tokenizer, others, t=weak).notes
+    assert note.startswith("teachers.t.weak_reference: dtype and logp_floor differ from the teacher's")
+    same = {"t": facts(tokenizer), weak_name("t"): replace(facts(tokenizer, weak_name("t")), weights="t")}
+    (note,) = paired(tokenizer, same, t={"weak_reference": FrozenConfig(model="t")}).notes
+    assert note.startswith("teachers.t.weak_reference: it is the teacher itself")
+    assert paired(tokenizer, others, t={"weak_reference": FrozenConfig(active_experts=1)}).notes == []

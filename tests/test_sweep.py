@@ -62,6 +62,12 @@ def test_plan(sweep_file, tmp_path):
     assert not any(run.done for run in runs)
 
 
+def test_a_recipe_may_follow_the_seed(sweep_file, tmp_path):
+    changes = {"overrides": {"student": {"model": "tiny:student@${seed}"}}, "variants": {"x": {"teachers": {}}}}
+    runs = plan_sweep(sweep_file(**changes), {}, tmp_path / "out")
+    assert [run.config.student.model for run in runs] == ["tiny:student@0", "tiny:student@1"]
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

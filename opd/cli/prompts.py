@@ -3,11 +3,17 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from opd.cli.evaluate import Template, Text, Thinking, option
+from opd.errors import UserError
+
+if TYPE_CHECKING:
+    from opd.records import Prompt
+
+FLAGS = {"--data.columns.prompt": "--prompt", "--data.template": "--template"}  # of fields; all others are --data's
 
 
 def add_to(app: typer.Typer) -> None:
@@ -49,9 +55,7 @@ def answer(
     Beside the file lie its making (.about.json) and every completion (.samples.jsonl).
     """
     given = dict(locals())
-    from opd.data import Columns, DatasetConfig, load_prompts
     from opd.data_free.answer import answer_prompts
-    from opd.errors import UserError
     from opd.eval.options import EvalOptions
     from opd.locate import check_location
 
@@ -62,20 +66,33 @@ def answer(
     server = ("url", "served_as", "token_file", "max_in_flight", "deadline_s")
     warmth = temperature if temperature is not None else 0.0 if samples == 1 else 0.7
     options = EvalOptions(temperature=warmth, **{name: given[name] for name in (*numbers, *server)})
-    style = DatasetConfig(
-        data,
-        split=split,
-        columns=Columns(prompt=prompt),
-        template=template or "{prompt}",
-        system=system,
-        chat_template_kwargs={} if thinking is None else {"enable_thinking": thinking},
-        limit=limit,
-    )
-    prompts = load_prompts(style, "--data")
-    about = {"data": Path(data).name, "template": style.template, "system": system, "thinking": thinking}
+    about = {"template": template or "{prompt}", "system": system, "thinking": thinking}
+    start = {"data": data, "resume": resume, "overwrite": overwrite, "about": about}
     try:
-        facts = answer_prompts(teacher, prompts, out, options, resume=resume, overwrite=overwrite, about=about)
+        facts = answer_prompts(teacher, _prompts(given), out, options, **start)
     except KeyboardInterrupt:
         print("interrupted; go on with --resume", file=sys.stderr)
         raise typer.Exit(130) from None
     print(json.dumps(facts))
+
+
+def _prompts(given: dict[str, Any]) -> "list[Prompt]":
+    """Those that the options name. Raises `UserError` in the words of the command line."""
+    from opd.data import Columns, DatasetConfig, load_prompts
+
+    style = DatasetConfig(
+        given["data"],
+        split=given["split"],
+        columns=Columns(prompt=given["prompt"]),
+        template=given["template"] or "{prompt}",
+        system=given["system"],
+        chat_template_kwargs={} if given["thinking"] is None else {"enable_thinking": given["thinking"]},
+        limit=given["limit"],
+    )
+    try:
+        return load_prompts(style, "--data")
+    except UserError as error:
+        field, colon, what = str(error).partition(":")
+        if not field.startswith("--data."):
+            raise
+        raise UserError(f"{FLAGS.get(field, '--data')}{colon}{what}") from None

@@ -15,14 +15,16 @@ def with_baselines(batches: Sequence[MicroBatch]) -> list[MicroBatch]:
     """These micro-batches of an optimizer step, `baseline: "mean"` of a term replaced by the mean of its tokens' (clipped)
     advantages over all of them and over all processes. To be called by every process.
 
-    The student's log-probs are the sampler's here: any number serves as a baseline, and this one needs no forward pass.
+    The student's log-probs are those that are known already, the trainer's before several updates or else the sampler's:
+    this needs no forward pass, and a baseline may be any number.
     """
     sums = np.zeros((max((len(batch.terms) for batch in batches), default=0), 2))
     for batch in batches:
         for place, term in enumerate(batch.terms):
             if _wants(term):
                 inputs = {**term.inputs, "reference_logps": batch.reference_logps}
-                found = clipped(advantages(batch.sampler_logps, inputs), inputs)[term.scale != 0]
+                own = batch.sampler_logps if batch.old_logps is None else batch.old_logps
+                found = clipped(advantages(own, inputs), inputs)[term.scale != 0]
                 sums[place] += float(found.double().sum()), len(found)
     parts: list[Any] = gather_object([sums.tolist()])
     depth = max(len(part) for part in parts)

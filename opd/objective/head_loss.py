@@ -183,7 +183,7 @@ def _gathered_loss(logp: Tensor, terms: Iterable[PackedTerm], batch: MicroBatch,
             }
             value = topk_divergence(logp[:, column : column + width], inputs)
             column += width
-            sums.add(term.inputs["divergence"], value[term.scale != 0])
+            sums.add(term.inputs.get("figure", term.inputs["divergence"]), value[term.scale != 0])
         else:
             function = KINDS[term.kind]
             assert function is not None

@@ -13,6 +13,7 @@ AXES = {"steps": "training steps", "tokens": "sampled tokens", "time": "wall tim
 DIVERGENCES = {  # different quantities, so each has a figure of its own
     "reverse_kl": "Reverse KL in training",
     "reverse_kl_sampled": "Sampled reverse KL in training",
+    "reverse_kl_shared": "Reverse KL on shared tokens in training",
     "forward_kl": "Forward KL in training",
     "jsd": "JS divergence in training",
 }

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from opd.locate import check_location
 from opd.objective.config import OptimizerConfig
 from opd.recipes import find_recipe, overlay, read_recipe
 from opd.students.config import StudentConfig
+from opd.validation import check_optimizer
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ class SftConfig:
 
 def load_sft_config(recipe: str | Path, overrides: Sequence[str] = ()) -> SftConfig:
     """The recipe `recipe` (a shipped name or a path) with dotted overrides, checked. Raises `UserError` naming the key."""
-    return build_sft_config(overlay(read_recipe(find_recipe(recipe)), parse_overrides(overrides)))
+    raw = read_recipe(find_recipe(recipe))
+    if raw.keys() & {"teachers", "prompts"}:
+        raise UserError(f"recipe: {recipe} is a recipe of opd train; those of opd sft are listed by opd ls sft")
+    return build_sft_config(overlay(raw, parse_overrides(overrides)))
 
 
 def build_sft_config(raw: Mapping[str, Any]) -> SftConfig:
@@ -83,21 +88,33 @@ def build_sft_config(raw: Mapping[str, Any]) -> SftConfig:
         value = getattr(getattr(config, section) if section else config, name)
         if value is not None and value < 1:
             raise UserError(f"{key} is {value}: it must be at least 1")
-    if config.epochs <= 0:
+    if not 0 < config.epochs < math.inf:
         raise UserError(f"epochs is {config.epochs}: it must be above 0")
     if config.checkpoint.every < 0:
         raise UserError(f"checkpoint.every is {config.checkpoint.every}: it must be 0 or more")
-    if config.optimizer.lr <= 0:
-        raise UserError(f"optimizer.lr is {config.optimizer.lr}: it must be above 0")
-    if not 0 <= config.optimizer.warmup_ratio <= 1:
-        raise UserError(f"optimizer.warmup_ratio is {config.optimizer.warmup_ratio}: it must be from 0 to 1")
+    if not 0 <= config.seed < 2**32:
+        raise UserError(f"seed is {config.seed}: it must be at least 0 and below 2**32")
+    if (lora := config.student.lora) is not None and lora.r < 1:
+        raise UserError(f"student.lora.r is {lora.r}: it must be at least 1")
+    if lora is not None and not 0 <= lora.dropout < 1:
+        raise UserError(f"student.lora.dropout is {lora.dropout}: it must be at least 0 and below 1")
+    check_optimizer(config.optimizer)
+    if config.optimizer.lr == 0:
+        raise UserError("optimizer.lr is 0: it must be above 0")
     return config
 
 
 def check_files(config: SftConfig) -> None:
-    """That the student and the data are there. Raises `UserError`."""
+    """That the student, the data and the trackers are there. Raises `UserError`."""
     check_location(config.student.model, "student.model")
     check_path(config.dataset.path, "dataset")
+    for tracker in config.report_to:
+        try:
+            version(tracker)
+        except PackageNotFoundError:
+            raise UserError(
+                f"report_to: {tracker} is not installed; install it with: pip install 'opd[{tracker}]'"
+            ) from None
 
 
 def to_mapping(config: SftConfig) -> dict[str, Any]:

@@ -1,21 +1,25 @@
 """Rows of data to examples, and an example to ids: pure functions of the row and the student's tokenizer.
 
+Reading rows imports neither torch nor transformers.
+
 Shape legend: n tokens of an example, prompt and answer.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from opd.data import prompt_of, read_rows
 from opd.errors import UserError
 from opd.records import Array, Prompt
 from opd.sft.config import AnswersConfig
-from opd.tokenization import render, render_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,12 @@ class Example:
 
     prompt: Prompt
     answer: Mapping[str, Any] | str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the answer has neither text nor tool calls: the student would learn to say nothing."""
+        parts = {"": self.answer} if isinstance(self.answer, str) else self.answer
+        return not any(part.strip() if isinstance(part, str) else part for name, part in parts.items() if name != "role")
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +53,14 @@ class Encoded:
 
 
 def read_examples(config: AnswersConfig, key: str) -> Iterator[Example]:
-    """The examples of a data set. Raises `UserError` naming the row that holds none."""
+    """The examples of a data set. Raises `UserError` for no rows at all, and naming the row that holds no example."""
+    number = -1
     for number, (where, row) in enumerate(read_rows(config, key)):
         if number == config.limit:
             return
         yield _example(row, where, config, key)
+    if number < 0:
+        raise UserError(f"{key}.path: {config.path} holds no rows")
 
 
 def _example(row: Mapping[str, Any], where: str, config: AnswersConfig, key: str) -> Example:
@@ -62,31 +75,61 @@ def _example(row: Mapping[str, Any], where: str, config: AnswersConfig, key: str
             f"{key}.columns: {where} has neither {columns.prompt!r} with {columns.completion!r} nor a conversation in "
             f"{columns.messages!r}; name the columns with {key}.columns.prompt=NAME {key}.columns.completion=NAME"
         )
+    for message in prompt.messages:
+        if message.get("content") is None and not message.get("tool_calls"):
+            raise UserError(f"{key}.path: {where}: a {message['role']} message of the prompt has no content; write its text")
     if isinstance(answer, str):
         return Example(prompt, answer if prompt.text is not None else {"role": "assistant", "content": answer})
     alone = answer[0] if isinstance(answer, list) and len(answer) == 1 else None
     if not isinstance(alone, Mapping) or alone.get("role") != "assistant" or prompt.text is not None:
         raise UserError(f"{key}.columns.completion: {where} needs text or exactly one assistant message as its answer")
-    return Example(prompt, {name: value for name, value in alone.items() if value is not None})
+    return Example(prompt, {"content": "", **{name: value for name, value in alone.items() if value is not None}})
 
 
-def spells(example: Example, tokens: Sequence[str]) -> bool:
-    """Whether the answer's text spells one of these tokens: a tokenizer would read special ones as such."""
-    parts = {"": example.answer} if isinstance(example.answer, str) else example.answer
-    return any(token in part for part in parts.values() if isinstance(part, str) for token in tokens)
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    """Finds in a text what the tokenizer would read as a special token, whether that has a role (EOS, ...) or not."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    tokens = sorted({*added, *tokenizer.all_special_tokens} - {""}, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, tokens)) or "(?!)")
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], example: Example) -> Encoded:
+def spells(example: Example, special: re.Pattern[str]) -> bool:
+    """Whether a text of the prompt or of the answer holds what `special` finds."""
+    prompt = example.prompt
+    return any(special.search(text) for text in _texts([prompt.messages, prompt.tools, prompt.text, example.answer]))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in messages, their parts and their tool calls."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def drops_tool_calls(tokenizer: "PreTrainedTokenizerBase", example: Example) -> bool:
+    """Whether the chat template does not write the answer's tool calls, so that another answer would be learnt."""
+    if isinstance(example.answer, str) or not example.answer.get("tool_calls"):
+        return False
+    without = {name: part for name, part in example.answer.items() if name != "tool_calls"}
+    return _whole_text(tokenizer, example) == _whole_text(tokenizer, replace(example, answer=without))
+
+
+def encode(tokenizer: "PreTrainedTokenizerBase", eos_ids: Sequence[int], example: Example) -> Encoded:
     """The prompt as the student sees it when it samples, then the answer up to and including the EOS of its turn.
 
     Raises `UserError` where the student's chat template cannot have answered this prompt in this way.
     """
-    prompt_ids = render(tokenizer, example.prompt)
+    from opd.tokenization import render
+
     if isinstance(example.answer, str):
+        prompt_ids = render(tokenizer, example.prompt)
         eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else eos_ids[0]
         answer_ids = [*tokenizer(example.answer, add_special_tokens=False)["input_ids"], eos]  # type: ignore[misc]
         return Encoded(np.concatenate([prompt_ids, np.asarray(answer_ids, np.int32)]), len(prompt_ids))
-    before, whole = render_text(tokenizer, example.prompt), _whole_text(tokenizer, example)
+    before, whole = _text(tokenizer, example.prompt, asked=True), _whole_text(tokenizer, example)
+    prompt_ids = render(tokenizer, example.prompt)
     if not whole.startswith(before):
         raise UserError(_not_a_prefix(example, before, whole))
     ids = np.asarray(tokenizer(whole, add_special_tokens=False)["input_ids"], np.int32)
@@ -96,7 +139,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], example: 
         split = np.concatenate([prompt_ids, np.asarray(rest, np.int32)])
         if tokenizer.decode(split) != tokenizer.decode(ids):
             raise UserError(
-                f"dataset: {example.prompt.id}: the student's tokenizer cannot split the text between prompt and answer"
+                f"dataset.path: {example.prompt.id}: the student's tokenizer cannot split the text between prompt and answer"
+                "; leave the row out"
             )
         ids = split
     ends = np.flatnonzero(np.isin(ids[n:], list(eos_ids)))
@@ -108,19 +152,30 @@ def encode(tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], example: 
     return Encoded(ids[: n + int(ends[0]) + 1], n)
 
 
-def _whole_text(tokenizer: PreTrainedTokenizerBase, example: Example) -> str:
+def _whole_text(tokenizer: "PreTrainedTokenizerBase", example: Example) -> str:
     """The conversation with its answer, as the chat template writes it."""
-    prompt = replace(example.prompt, messages=(*example.prompt.messages, example.answer))  # type: ignore[arg-type]
+    return _text(tokenizer, replace(example.prompt, messages=(*example.prompt.messages, example.answer)))  # type: ignore[arg-type]
+
+
+def _text(tokenizer: "PreTrainedTokenizerBase", prompt: Prompt, *, asked: bool = False) -> str:
+    """As `opd.tokenization.render_text` where the answer is `asked` for; errors name the fields of `opd sft`."""
+    if not tokenizer.chat_template:
+        raise UserError(
+            "student.model: its tokenizer has no chat template; a base model needs dataset.plain=true and rows of plain text"
+        )
     try:
         text = tokenizer.apply_chat_template(
             [dict(message) for message in prompt.messages],
             tools=[dict(tool) for tool in prompt.tools] or None,
             tokenize=False,
-            add_generation_prompt=False,
+            add_generation_prompt=asked,
             **prompt.chat_template_kwargs,
         )
     except (TemplateError, TypeError, ValueError) as error:
-        raise UserError(f"dataset: {prompt.id} does not fit the chat template: {' '.join(str(error).split())}") from None
+        raise UserError(
+            f"dataset.path: {prompt.id} does not fit the student's chat template: {' '.join(str(error).split())}; "
+            "change or leave out the row, or give the student another template"
+        ) from None
     assert isinstance(text, str)
     return text
 

@@ -16,6 +16,7 @@ import torch
 from accelerate import PartialState
 from rich.console import Console
 from transformers import DataCollatorWithFlattening, PreTrainedTokenizerBase, set_seed
+from transformers.integrations.integration_utils import TensorBoardCallback
 
 from opd.errors import UserError
 from opd.files import explain_full_disk, new_folder
@@ -25,13 +26,20 @@ from opd.recorder import peak_gib
 from opd.sft.card import sft_card
 from opd.sft.config import SftConfig
 from opd.sft.directory import SftDirectory
-from opd.sft.examples import Encoded, Example, encode, read_examples, spells
+from opd.sft.examples import Encoded, Example, drops_tool_calls, encode, read_examples, special_tokens, spells
 from opd.sft.loss import IGNORED, check_neighbours, return_answer_nll
 from opd.sft.trainer import Checkpoints, SftTrainer, checkpoints, step_of, training_arguments
 from opd.students.loading import load_student
 from opd.tokenization import eos_ids, load_tokenizer
 
 PROBE_TOKENS = 64  # of the first examples, to see whether packed examples see each other
+
+LEFT_OUT = {
+    "num_too_long": "too long",
+    "num_with_special_tokens": "with a special token of the student's in the text",
+    "num_empty": "with an empty answer",
+    "num_tool_calls_dropped": "with tool calls that the student's chat template does not write",
+}
 
 
 def fine_tune(config: SftConfig, out: Path, *, resume: bool = False, overwrite: bool = False) -> dict[str, Any]:
@@ -71,6 +79,10 @@ def fine_tune(config: SftConfig, out: Path, *, resume: bool = False, overwrite: 
             _refuse_other_data(directory, data)
         directory.begin(done)  # everything is loaded: only now may an older run be replaced
         directory.write_json("data.json", data)
+        if "tensorboard" in config.report_to and state.is_main_process:
+            from torch.utils.tensorboard import SummaryWriter
+
+            trainer.add_callback(TensorBoardCallback(SummaryWriter(str(directory.path / "tensorboard"))))
         for note in _notes(counts, out, checkpoint, resume):
             bar.say(note)
         if done < num_steps:
@@ -92,24 +104,31 @@ def select(
 ) -> tuple[list[Encoded], Counter[str]]:
     """The examples that can be learnt whole, and how many there were of each kind. Raises `UserError` for none."""
     kept: list[Encoded] = []
-    counts: Counter[str] = Counter(dict.fromkeys(("num_examples", "num_too_long", "num_with_special_tokens"), 0))
-    special = tokenizer.all_special_tokens
+    counts: Counter[str] = Counter(dict.fromkeys(("num_examples", *LEFT_OUT), 0))
+    special = special_tokens(tokenizer)
     for example in examples:
-        if spells(example, special):
+        if example.is_empty:
+            counts["num_empty"] += 1
+        elif spells(example, special):
             counts["num_with_special_tokens"] += 1
-            continue
-        encoded = encode(tokenizer, ends, example)
-        if len(encoded.ids) > max_tokens:
+        elif drops_tool_calls(tokenizer, example):
+            counts["num_tool_calls_dropped"] += 1
+        elif len((encoded := encode(tokenizer, ends, example)).ids) > max_tokens:
             counts["num_too_long"] += 1
+        elif encoded.trained.sum() == 1:  # the template writes nothing of the answer: its EOS stands alone
+            counts["num_empty"] += 1
         else:
             kept.append(encoded)
     counts["num_examples"] = len(kept)
     if not kept:
-        raise UserError(
-            f"dataset: no example is left: {counts['num_too_long']} are longer than {max_tokens} tokens (max_tokens, or the "
-            f"student's context), {counts['num_with_special_tokens']} spell special tokens of the student's"
-        )
+        limit = f"; max_tokens, or the student's context, is {max_tokens}" if counts["num_too_long"] else ""
+        raise UserError(f"dataset.path: no example is left: {_left_out(counts)}{limit}")
     return kept, counts
+
+
+def _left_out(counts: Mapping[str, int]) -> str:
+    """How many examples were left out, and why; nothing where none were."""
+    return ", ".join(f"{counts[name]} {reason}" for name, reason in LEFT_OUT.items() if counts[name])
 
 
 def _digest(examples: Sequence[Encoded]) -> str:
@@ -139,10 +158,8 @@ def _row(example: Encoded) -> dict[str, Any]:
 
 def _notes(counts: Mapping[str, int], out: Path, checkpoint: Path | None, resume: bool) -> list[str]:
     notes = []
-    if counts["num_too_long"]:
-        notes.append(f"note: {counts['num_too_long']} examples are longer than max_tokens and were left out")
-    if counts["num_with_special_tokens"]:
-        notes.append(f"note: {counts['num_with_special_tokens']} answers spell special tokens and were left out")
+    if left_out := _left_out(counts):
+        notes.append(f"note: examples left out: {left_out}")
     if checkpoint is not None:
         notes.append(f"resuming from {os.path.relpath(checkpoint)}")
     elif resume:

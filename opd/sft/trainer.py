@@ -61,7 +61,8 @@ def training_arguments(config: SftConfig, folder: Path, num_steps: int, use_cach
         logging_nan_inf_filter=False,
         disable_tqdm=True,
         save_strategy="no",  # `Checkpoints` says when
-        report_to=list(config.report_to) or "none",
+        # TensorBoard's would write beside the checkpoints that are being saved: `fine_tune` brings one of its own
+        report_to=[tracker for tracker in config.report_to if tracker != "tensorboard"] or "none",
     )
     assert arguments.device
     arguments._n_gpu = min(1, arguments.n_gpu)  # several GPUs are for several processes, not for DataParallel

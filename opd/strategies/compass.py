@@ -60,7 +60,7 @@ class Compass:
 
     @staticmethod
     def check(config: CompassConfig, run: "RunConfig") -> None:
-        config.check("terms.compass", run)
+        config.check("terms.compass")
         for name in ("alpha", "beta"):
             if not 0.0 <= getattr(config, name) < math.inf:
                 raise UserError(f"terms.compass.{name} is {getattr(config, name)}: it must be 0 or more")

@@ -76,14 +76,16 @@ class ReverseKL:
                     "terms.reverse_kl.form: sampled needs objective.temperature to be the sampling temperature, "
                     "or its expectation is not the reverse KL; use topk or full"
                 )
-        elif config.importance == "truncated":
-            raise UserError(f"terms.reverse_kl.importance: has no effect with form {config.form}; leave it out")
+        else:
+            for name in ("span_reduce", *SampledConfig.SAMPLED_ALONE):
+                if getattr(config, name) != getattr(ReverseKLConfig, name):
+                    raise UserError(f"terms.reverse_kl.{name}: has no effect with form {config.form}; leave it out")
         if config.form == "topk":
             if config.k < 1:
                 raise UserError(f"terms.reverse_kl.k is {config.k}: it must be at least 1")
             if config.k == 1 and config.tail == "renormalise" and config.source != "union":
                 raise UserError("terms.reverse_kl.k: one renormalised token has divergence 0 everywhere; take k >= 2")
-        config.check("terms.reverse_kl", run)
+        config.check("terms.reverse_kl")
         if not 0.0 < config.beta < 1.0:
             raise UserError(f"terms.reverse_kl.beta is {config.beta}: it must lie between 0 and 1")
 
@@ -120,7 +122,7 @@ class ReverseKL:
             context_ids=turn.context_ids,
             token_ids=turn.sampled_ids,
             k=config.k if topk and config.source != "student" else 0,
-            ids=turn.topk_ids if topk and config.source != "teacher" else None,
+            ids=turn.topk_ids[:, : config.k] if topk and config.source != "teacher" and turn.topk_ids is not None else None,
             hidden=config.form == "full",
             temperature=self.temperature,
         )

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from opd.errors import UserError
 from opd.judging import Covered
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 class SampledConfig:
     """The policy gradient on sampled tokens."""
 
+    SAMPLED_ALONE: ClassVar[tuple[str, ...]] = ("baseline", "advantage_clip", "ratio_clip", "importance", "coverage")
+
     coef: float = 1.0
     """Scale of this term."""
     baseline: Literal["none", "mean"] = "none"
-    """On sampled tokens: subtract the batch's mean advantage. It leaves the expected gradient as it is, and takes away most
-    of its noise. Without it the mean is minus the divergence from the teacher: every sampled token is pushed down a little,
-    and what is not judged (tokens without a counterpart) is what remains."""
+    """On sampled tokens: subtract the batch's mean advantage, which takes away noise. Where every token is judged it leaves
+    the expected gradient as it is, but for each token's own share of the mean. Where some are not (no counterpart in
+    another tokenizer), it makes those neutral: without it the mean is minus the divergence, every judged token is pushed
+    down a little, and what nobody judges is what remains."""
     advantage_clip: float | None = None
     """On sampled tokens: advantages are clipped to plus or minus this."""
     ratio_clip: float | None = 0.2
@@ -34,11 +37,11 @@ class SampledConfig:
     """With a teacher of another tokenizer: learn from every aligned unit, or only where one token stands beside one token
     (arXiv 2610.08448)."""
 
-    def check(self, field: str, run: "RunConfig") -> None:
+    def check(self, field: str) -> None:
         """Raises `UserError` naming `field`, as `terms.compass`."""
-        if not math.isfinite(self.coef) or (self.ratio_clip is not None and self.ratio_clip <= 0):
+        if not math.isfinite(self.coef) or not (self.ratio_clip is None or self.ratio_clip > 0):
             raise UserError(f"{field}: coef must be a finite number and ratio_clip positive or null")
-        if self.importance_cap <= 0 or (self.advantage_clip is not None and self.advantage_clip <= 0):
+        if not self.importance_cap > 0 or not (self.advantage_clip is None or self.advantage_clip > 0):
             raise UserError(f"{field}: advantage_clip and importance_cap must be positive")
 
     def policy_inputs(self, run: "RunConfig") -> dict[str, Any]:

@@ -64,32 +64,39 @@ class SharedTopK:
         parts = await asyncio.gather(*(self._turn(models, model, rollout, turn) for turn in rollout.turns))
         *target, mask = (np.concatenate(arrays) for arrays in zip(*parts))
         inputs = {"divergence": "reverse_kl", "beta": 0.5, "tail": self.config.tail, "target": TopK(*target)}
+        inputs["figure"] = "reverse_kl_shared"
         return [Term("divergence", mask=rollout.trainable & mask, inputs=inputs, coef=self.config.coef)]
 
     async def _turn(self, models: Models, model: str, rollout: Rollout, turn: Turn) -> tuple[Array, ...]:
         """The fields of `TopK` [n, ...] for one turn, and the places compared [n]."""
         assert turn.topk_ids is not None
-        spans, counterparts = models.align(model, rollout.prompt, turn), models.same_bytes(model)
+        likely = turn.topk_ids[:, : self.config.k]  # another term may have asked for more
+        spans, counterparts = models.align(model, rollout, turn), models.same_bytes(model)
         if spans is None or counterparts is None:
             places = theirs = np.arange(len(turn.sampled_ids))
-            context_ids, token_ids, wanted, own = turn.context_ids, turn.sampled_ids, turn.topk_ids, 0
+            context_ids, token_ids, wanted, own = turn.context_ids, turn.sampled_ids, likely, 0
         else:
             units = spans.one_to_one
             places, theirs = (ends[units] - 1 for ends in (spans.student_ends, spans.teacher_ends))
-            context_ids, token_ids, wanted = spans.context_ids, spans.token_ids, counterparts[turn.topk_ids[places]]
+            # a first token of which a tokenizer dropped the space is aligned with another one than elsewhere
+            usual = counterparts[turn.sampled_ids[places]] == spans.token_ids[theirs]
+            places, theirs = places[usual], theirs[usual]
+            context_ids, token_ids, wanted = spans.context_ids, spans.token_ids, counterparts[likely[places]]
             own = self.config.k
         order = np.argsort(wanted < 0, axis=1, kind="stable")  # of a repeated id the teacher answers the first alone
         wanted = np.take_along_axis(wanted, order, axis=1)
-        asked = np.repeat(token_ids[:, None], self.config.k, axis=1)  # where nothing is wanted, a token that it has anyway
+        asked = np.repeat(token_ids[:, None], likely.shape[1], axis=1)  # where nothing is wanted, a token that it has anyway
         asked[theirs] = np.where(wanted >= 0, wanted, asked[theirs])
+        if not len(places):
+            return _nothing(*likely.shape)
         request = ScoreRequest(context_ids, token_ids, k=own, ids=asked.astype(np.int32), temperature=self.temperature)
         scores = await models.score(model, request)
         assert scores.topk_ids is not None
         assert scores.topk_logps is not None
         answered, logps = scores.topk_ids[theirs], scores.topk_logps[theirs].astype(np.float64)
         unknown = wanted < 0
-        present = ~unknown & (answered[:, : self.config.k] >= 0)
-        logps = logps[:, : self.config.k] - np.log1p(-_mass_without(counterparts, answered, logps))
+        present = ~unknown & (answered[:, : likely.shape[1]] >= 0)
+        logps = logps[:, : likely.shape[1]] - np.log1p(-_mass_without(counterparts, answered, logps))
         mass = (np.exp(logps) * present).sum(1)
 
         def spread(values: Array, filler: float, dtype: type) -> Array:
@@ -97,7 +104,7 @@ class SharedTopK:
             whole[places] = values
             return whole
 
-        ids = np.where(present | unknown, np.take_along_axis(turn.topk_ids[places], order, axis=1), -1)
+        ids = np.where(present | unknown, np.take_along_axis(likely[places], order, axis=1), -1)
         return (
             spread(ids, -1, np.int32),
             spread(np.where(present, logps, 0.0), 0.0, np.float32),
@@ -105,6 +112,12 @@ class SharedTopK:
             spread(unknown, False, bool),
             spread(np.ones(len(places)), False, bool),
         )
+
+
+def _nothing(num_tokens: int, k: int) -> tuple[Array, ...]:
+    """Of a turn without a place to compare."""
+    ids, none = np.full((num_tokens, k), -1, np.int32), np.zeros((num_tokens, k), bool)
+    return ids, none.astype(np.float32), np.ones(num_tokens, np.float32), none, none[:, 0]
 
 
 def _mass_without(counterparts: Array | None, ids: Array, logps: Array) -> Array:

@@ -79,7 +79,8 @@ def _llama() -> Tokenizer:
 
 
 def _gemma() -> Tokenizer:
-    return _sentencepiece(normalizers.Replace(" ", "▁"), None, _spaces(strip=False))
+    spaces = pre_tokenizers.Split(" ", "merged_with_previous")  # as transformers has it: of no effect after the normalizer
+    return _sentencepiece(normalizers.Replace(" ", "▁"), spaces, _spaces(strip=False))
 
 
 def _metaspace() -> Tokenizer:

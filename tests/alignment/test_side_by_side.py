@@ -41,3 +41,11 @@ def test_rows_end_with_the_texts_lines_and_the_terminals_width():
     narrow = side_by_side.lines(SHOWN, 9, width=20)
     assert len(narrow) == 12
     assert max(map(len, narrow)) <= 20
+
+
+def test_a_long_line_is_cut_and_separators_in_the_text_are_told_apart():
+    unit = side_by_side.Unit("a", "a", "")
+    end = side_by_side.Unit("↵", "↵", "")
+    rows = side_by_side.lines([unit] * 1000 + [end] + [unit] * 3, 2, width=19)
+    assert rows[-4:] == ["         ... and 961 more units of this line", "student  a|a|a", "teacher  a|a|a", ""]
+    assert side_by_side._shown([b"|", b"+"]) == "\\|+\\+"

@@ -95,9 +95,9 @@ def test_the_user_overrides_the_table(extended):
 
 def test_a_wrong_override_is_refused(extended):
     student, teacher = extended(special=["<|pause|>"]), extended("llama")
-    with pytest.raises(UserError, match=r"^teachers\.big\.special_tokens: '<\|puase\|>' .*did you mean '<\|pause\|>'\?"):
+    with pytest.raises(UserError, match=r"^alignment\.special_tokens: '<\|puase\|>' .*did you mean '<\|pause\|>'\?"):
         pair_of(student, teacher, special_tokens={"<|puase|>": ""}, field="teachers.big")
-    with pytest.raises(UserError, match=r"^teacher\.special_tokens: '</s>' ends the student's turn"):
+    with pytest.raises(UserError, match=r"^alignment\.special_tokens: '</s>' ends the student's turn"):
         pair_of(student, teacher, special_tokens={"</s>": "x"})
 
 

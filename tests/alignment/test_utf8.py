@@ -20,6 +20,7 @@ def test_reads_as_python_replaces(data):
     assert len(data) - read.size <= 3
     if read.size < len(data):  # a last character that more bytes would finish
         assert utf8.read(data[read.size :]).text == ""
+    assert utf8.read(data, final=True).text == data.decode(errors="replace")
     starts = read.char_starts(np.frombuffer(data, np.uint8))
     assert len(starts) == len(read.text) + 1
     for character, start, end in zip(read.text, starts, starts[1:]):

@@ -2,27 +2,26 @@
 
 import pytest
 
-from opd.alignment.vocabulary import shared_vocabulary
-from opd.errors import UserError
+from opd.alignment.vocabulary import SharedVocabulary, shared_vocabulary
 
 COMMON = {"a": 0, "b": 1, "c": 2}
 
 
 def test_equal_maps_share_everything():
-    shared = shared_vocabulary(COMMON, dict(reversed(COMMON.items())), "teachers.t.model")
-    assert (shared.size, shared.dropped) == (3, ())
+    shared = shared_vocabulary(COMMON, dict(reversed(COMMON.items())))
+    assert shared == SharedVocabulary(3, ())
 
 
 @pytest.mark.parametrize("extra", [{"<tool>": 3}, {"<tool>": 3, "</tool>": 4}, {"<tool>": 7}])
 def test_tokens_at_the_end_that_one_side_lacks_are_cut_off(extra):
     for student, teacher in ((COMMON, COMMON | extra), (COMMON | extra, COMMON)):
-        shared = shared_vocabulary(student, teacher, "teachers.t.model")
-        assert shared.size == min(extra.values())
-        assert shared.dropped == tuple(extra)
+        shared = shared_vocabulary(student, teacher)
+        assert shared == SharedVocabulary(min(extra.values()), tuple(extra))
 
 
 def test_each_side_may_have_tokens_of_its_own_after_the_common_ones():
-    shared = shared_vocabulary(COMMON | {"x": 3}, COMMON | {"y": 4}, "teachers.t.model")
+    shared = shared_vocabulary(COMMON | {"x": 3}, COMMON | {"y": 4})
+    assert isinstance(shared, SharedVocabulary)
     assert shared.size == 3
     assert set(shared.dropped) == {"x", "y"}
 
@@ -39,14 +38,8 @@ def test_each_side_may_have_tokens_of_its_own_after_the_common_ones():
     ],
 )
 def test_the_first_disagreement_is_named(student, teacher, first, ours, theirs):
-    with pytest.raises(UserError) as error:
-        shared_vocabulary(student, teacher, "teachers.maths.model")
-    message = str(error.value)
-    assert message.startswith("teachers.maths.model: the tokenizers differ:")
-    assert f"id {first} is {ours!r} to the student and {theirs!r} to the teacher" in message
-    assert "\n" not in message
+    assert shared_vocabulary(student, teacher) == f"id {first} is {ours!r} to the one and {theirs!r} to the other"
 
 
 def test_equal_sizes_are_not_equal_vocabularies():
-    with pytest.raises(UserError):
-        shared_vocabulary({"a": 0, "b": 1}, {"b": 0, "a": 1}, "teachers.t.model")
+    assert isinstance(shared_vocabulary({"a": 0, "b": 1}, {"b": 0, "a": 1}), str)

@@ -110,3 +110,26 @@ def test_a_missing_model_is_refused(run, folder, tmp_path):
     code, _, err = run("--student", folder("llama"), "--teacher", tmp_path / "nowhere")
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("error: --teacher: no such folder")
+
+
+def test_special_tokens_can_be_tried(run, folder):
+    words = ("--student", folder("byte_level"), "--teacher", folder("llama"))
+    code, out, _ = run(*words, "--special-tokens", '{"<s>": "begin"}')
+    assert code == 0
+    assert any(line.split()[1:3] == ["<s>", "text"] and "'begin'" in line for line in out.splitlines())
+    for wrong, said in (
+        ("{", "not JSON"),
+        ("[1]", "not a JSON object of texts"),
+        ('{"<x>": ""}', "alignment.special_tokens: '<x>'"),
+    ):
+        code, _, err = run(*words, "--special-tokens", wrong)
+        assert code == 2
+        assert said in err
+
+
+def test_what_the_student_cannot_write_is_not_covered(run, folder, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("fox 你好\n")
+    code, out, _ = run("--student", folder("wordpiece"), "--teacher", folder("byte_level"), "--text", text, "--json")
+    assert code == 0
+    assert json.loads(out)["byte_coverage"] < 1.0

@@ -98,7 +98,7 @@ def test_another_tokenizer_is_measured(recipe, byte_model, tmp_path):
     found = by_subject(examine(recipe(**sections, terms={"compass": {}})))
     assert {finding.level for finding in found.values()} == {"ok"}
     assert found["tokens"].text == (
-        "differ from the student's; 100.0% of the bytes of 256 prompts are aligned, 0.0% of the tokens one to one"
+        "differ from the student's; 100.0% of the bytes of 1 prompts are aligned, 0.0% of the tokens one to one"
     )
     assert "<bos><user>abcd<assistant>" in found["template"].text
     assert "teachers.default.weak_reference.model tokens" in found

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,37 @@ def test_nothing_is_overwritten_by_accident(answer, tmp_path):
     assert answer(*SAMPLED, "--seed", "1", "--overwrite")[2] != rows
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".samples.jsonl", ".about.json"])
+@pytest.mark.parametrize("option", ["--overwrite", "--resume", None])
+def test_the_prompts_are_never_overwritten(answer, tmp_path, ending, option):
+    data = tmp_path / f"mine{ending}"
+    content = (tmp_path / "data.jsonl").read_text()
+    data.write_text(content)
+    code, errors, _, _ = answer("--data", str(data), "--out", str(tmp_path / "mine.jsonl"), *([option] if option else []))
+    assert code == 2
+    assert errors[0].startswith(f"error: --out: {data} holds the prompts of --data")
+    assert data.read_text() == content
+
+
+@pytest.mark.parametrize("name", ["answers.jsonl", "answers.samples.jsonl", "answers.about.json"])
+def test_a_foreign_file_is_not_resumed(answer, tmp_path, name):
+    (tmp_path / name).write_text("[1]\n")
+    (tmp_path / "answers.about.json").write_text("[1]\n")
+    code, errors, _, _ = answer(*SAMPLED, "--resume")
+    assert code == 2
+    assert "belongs to no interrupted answer file" in errors[0]
+    assert (tmp_path / name).read_text() == "[1]\n"
+
+
+def test_a_teacher_without_a_template(answer, tmp_path, teacher):
+    bare = tmp_path / "bare"
+    shutil.copytree(teacher, bare)
+    (bare / "chat_template.jinja").unlink()
+    assert answer("--teacher", str(bare))[1] == [
+        "error: --teacher: its tokenizer has no chat template; name a model that has one"
+    ]
+
+
 def test_a_killed_command_resumes_to_the_same_file(answer, tmp_path, teacher):
     words = ["--samples", "6", "--max-rows", "4", "--max-new-tokens", "300", "--temperature", "1"]
     assert answer(*words)[0] == 0
@@ -107,14 +139,21 @@ def test_a_killed_command_resumes_to_the_same_file(answer, tmp_path, teacher):
         (["--served-as", "x"], "--served-as has no effect without --url"),
         (["--resume", "--overwrite"], "exclude each other"),
         (["--teacher", "./nowhere"], "--teacher: no such folder"),
-        (["--data", "missing.jsonl"], "--data.path: no such file"),
+        (["--data", "missing.jsonl"], "error: --data: no such file"),
         (["--out", "answers.txt"], "ends in .jsonl"),
-        (["--template", "no place"], "{prompt}"),
+        (["--template", "no place"], "error: --template: it must contain {prompt}"),
+        (["--prompt", "nothing"], "error: --prompt: line 1 needs non-empty text"),
+        (["--prompt", "null"], "error: --data: p1: a user message has no content"),
+        (["--prompt", "strange"], "error: --data: p1 does not fit the chat template"),
+        (["--prompt", "long"], "error: --data: every problem is longer than the context"),
+        ([], "error: --max-new-tokens is 1: no answer is left (6 cut short, 0 without text); raise it"),
         (["--url", "nowhere"], "--url"),
     ],
 )
-def test_bad_input(answer, arguments, expected):
-    code, errors, rows, _ = answer("--max-new-tokens", "4", *arguments)
+def test_bad_input(answer, tmp_path, arguments, expected):
+    strange = {"nothing": "", "null": [{"role": "user"}], "strange": [{"role": "user", "content": 5}], "long": "a" * 9999}
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps({**row, **strange}) + "\n" for row in ROWS))
+    code, errors, rows, _ = answer("--max-new-tokens", "1", *arguments)
     assert code == 2
     assert len(errors) == 1
     assert expected in errors[0]

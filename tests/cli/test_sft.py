@@ -81,11 +81,44 @@ def test_prints_the_summary_and_is_never_overwritten_by_accident(call, recipe, t
 
 
 def test_dry_run_touches_nothing(call, recipe, tmp_path):
+    with (tmp_path / "answers.jsonl").open("r+") as data:
+        rows = [json.loads(line) for line in data]
+        data.seek(0)
+        data.writelines(
+            json.dumps({**row, "completion": row["completion"] if n else " "}) + "\n" for n, row in enumerate(rows)
+        )
     code, out, _ = call(recipe, "dataset.limit=7", "--dry-run")
     assert code == 0
-    assert "# 7 rows" in out
-    assert "# at most 4 updates of 2 examples" in out
+    assert "# 7 rows, 1 with an empty answer" in out
+    assert "# at most 3 updates of 2 examples" in out
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("dry_run", [("--dry-run",), ()])
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("", "dataset.path: DATA holds no rows"),
+        ('{"prompt": "a"}\n', "dataset.columns: line 1 has neither"),
+        ('{"prompt": "a", "completion": ""}\n', "dataset.path: "),
+    ],
+)
+def test_data_without_answers(call, recipe, tmp_path, lines, expected, dry_run):
+    (tmp_path / "answers.jsonl").write_text(lines)
+    code, _, (error,) = call(recipe, *dry_run)
+    assert code == 2
+    assert error.startswith("error: " + expected.replace("DATA", str(tmp_path / "answers.jsonl")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_values_are_checked_before_a_run_is_replaced(call, recipe, tmp_path):
+    assert call(recipe, "steps=1")[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    for value in ("optimizer.lr=.nan", "optimizer.betas=[2,3]", "optimizer.weight_decay=-5", "seed=99999999999999"):
+        code, _, errors = call(recipe, value, "--overwrite")
+        assert (code, len(errors)) == (2, 1)
+        assert errors[0].startswith(f"error: {value.partition('=')[0]} is ")
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_a_killed_run_resumes_to_the_same_model(call, recipe, tmp_path):

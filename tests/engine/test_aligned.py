@@ -139,16 +139,26 @@ def test_the_student_moves_to_its_teacher(aligned_recipe, tmp_path, metrics_of, 
     rows = metrics_of(tmp_path / "run")
     assert all(row["align/byte_coverage"] == 1.0 for row in rows)
     assert 0.1 < rows[0]["align/one_to_one"] < 0.9
-    assert summary["eval"]["before"]["reverse_kl"] is not None
+    assert summary["eval"]["before"]["reverse_kl"] is None  # which is measured on the student's own tokens
     results = [json.loads((tmp_path / "run" / "eval" / f"step-{step}.json").read_text()) for step in (0, 30)]
     assert results[1]["byte_coverage"] == 1.0
     if dense:  # at places where one token stands beside one token
-        first, last = (sum(row["reverse_kl"] for row in part) / len(part) for part in (rows[:4], rows[-10:]))
+        first, last = (sum(row["reverse_kl_shared"] for row in part) / len(part) for part in (rows[:4], rows[-10:]))
         assert last < (0.9 if name == "together" else 0.7) * first
     else:
         assert results[1]["teacher_logp"] > results[0]["teacher_logp"] + 0.2
     if name == "sampled":
-        assert summary["eval"]["after"]["reverse_kl"] < 0.8 * summary["eval"]["before"]["reverse_kl"]
+        assert summary["eval"]["after"]["reverse_kl_sampled"] < 0.8 * summary["eval"]["before"]["reverse_kl_sampled"]
+
+
+def test_each_term_takes_its_own_number_of_likely_tokens(raw_recipe, tmp_path, metrics_of):
+    shared, topk = {"shared_topk": {"k": 8, "coef": 0.0}}, {"reverse_kl": {"form": "topk", "k": 2}}
+    both, alone = (
+        trained(raw_recipe(terms=terms, steps=2), tmp_path / name, metrics_of)
+        for name, terms in (("both", {**shared, **topk}), ("alone", topk))
+    )
+    check_same(both, alone, names=("loss", "grad_norm", "reverse_kl"))
+    assert both[0][0]["reverse_kl_shared"] != both[0][0]["reverse_kl"]
 
 
 def test_sampled_rollouts_show_what_the_teacher_thinks_of_each_token(aligned_recipe, tmp_path):
@@ -228,4 +238,5 @@ def test_a_step_that_cannot_be_aligned_stops_the_run(aligned_recipe, byte_tokeni
         UserError, match=r"alignment.min_byte_coverage: \d+\.\d% .* less than 90.0%; the first text .* prompt line \d"
     ):
         opd.train(build_config(recipe), tmp_path / "run")
-    opd.train(build_config({**recipe, "steps": 1, "alignment": {"min_byte_coverage": 0.0}}), tmp_path / "free")
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+    opd.train(build_config({**recipe, "alignment": {"min_byte_coverage": 0.0}}), tmp_path / "run", resume=True)

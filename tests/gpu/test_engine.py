@@ -40,8 +40,16 @@ def opd(*words: str, launcher: tuple[str, ...] = ()) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def train(out: Path, *overrides: str, steps: int = STEPS, flags: tuple[str, ...] = (), command: str = "train", launcher=()):
-    opd(command, "quickstart", f"steps={steps}", *SETTINGS, *overrides, "--out", str(out), *flags, launcher=launcher)
+def train(
+    out: Path,
+    *overrides: str,
+    recipe: str = "quickstart",
+    steps: int = STEPS,
+    flags: tuple[str, ...] = (),
+    command: str = "train",
+    launcher=(),
+):
+    opd(command, recipe, f"steps={steps}", *SETTINGS, *overrides, "--out", str(out), *flags, launcher=launcher)
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -73,6 +81,14 @@ def test_a_resumed_run_goes_on_as_the_whole_one(tmp_path, whole):
     resumed = train(tmp_path / "run", flags=("--resume",))
     assert resumed[: len(rows)] == rows
     assert_same(resumed, whole)
+
+
+@pytest.mark.parametrize("recipe", ["compass-quickstart", "compass-quickstart-moe"])
+def test_another_tokenizer_a_weak_reference_and_the_frozen_start(tmp_path, recipe):
+    rows = train(tmp_path / "run", "objective.updates_per_batch=2", recipe=recipe, steps=3)
+    assert all(row["nonfinite_updates"] == 0 for row in rows)
+    assert all(row["align/byte_coverage"] == 1.0 for row in rows)
+    assert abs(rows[0]["displacement"]) < abs(rows[-1]["displacement"])
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])

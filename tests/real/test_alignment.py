@@ -3,15 +3,24 @@
 import json
 import os
 import random
+import unicodedata
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from opd.alignment import utf8
 from opd.alignment.aligner import Aligner
 from opd.alignment.coverage import Coverage
 from opd.tokenization import eos_ids, load_tokenizer
+from tests.alignment.conftest import encode
+from tests.alignment.test_aligner import TEXTS as RANDOM_TEXTS
+from tests.alignment.test_aligner import byte_level_pieces, check_partition, naive_cuts
+from tests.alignment.test_growing import check_grown
 
 FOLDER = Path(os.environ.get("OPD_REAL_MODELS", Path.home() / ".cache" / "opd-real-models"))
 PAIRS = [("smollm2", "qwen05"), ("qwen05", "smollm2")]
@@ -23,12 +32,13 @@ TEXTS = {
     "for i in range(10):\n    print(f'{i:>3}\\t{add(i, 2)}')\r\n",
     "marks": "e\u0301 and é, naïve Zoë, x\u0304 ≤ ½, ﬁ, \u00a0nbsp, שלום, مرحبا, हिन्दी, 한국어, a\u200db.\n",
 }
+RANDOM = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
 
 
 @cache
-def tokenizer(name: str):
+def tokenizer(name: str) -> Any:
     return load_tokenizer(str(FOLDER / name), "model")
 
 
@@ -102,6 +112,69 @@ def test_a_tokenizer_beside_itself_is_the_identity(name):
     assert spans.one_to_one.all()
     plain = np.flatnonzero(~np.isin(np.arange(len(tokenizer(name))), tokenizer(name).all_special_ids))
     assert pair(name, name).same_bytes[plain].tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize(("student", "teacher"), PAIRS)
+@RANDOM
+@given(text=RANDOM_TEXTS)
+def test_random_text_is_partitioned_into_units_of_the_same_bytes(student, teacher, text):
+    ids = encode(tokenizer(student), text)
+    aligner = pair(student, teacher)
+    spans = aligner.align(ids, ids[:1])
+    check_partition(spans, len(ids))
+    assert (np.diff(spans.student_ends) > 0).all()
+    assert (np.diff(spans.teacher_ends) >= 0).all()
+    mine, theirs = (byte_level_pieces(tokenizer(name), of) for name, of in ((student, ids), (teacher, spans.token_ids)))
+    written = b"".join(mine)
+    assert utf8.read(written).text == aligner.text_of(ids)
+    assert spans.num_bytes.sum() == len(written)
+    for unit, (i, j) in enumerate(zip(spans.student_ends, spans.teacher_ends)):
+        same = b"".join(mine[i - spans.student_sizes[unit] : i]) == b"".join(theirs[j - spans.teacher_sizes[unit] : j])
+        assert same == spans.aligned[unit]
+    if b"".join(theirs) == written:
+        assert spans.aligned.all()
+        assert list(zip(spans.student_ends, spans.teacher_ends)) == naive_cuts(mine, theirs)
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen05"])
+@RANDOM
+@given(text=RANDOM_TEXTS)
+def test_random_text_beside_itself_is_the_identity(name, text):
+    ids = encode(tokenizer(name), text)
+    spans = pair(name, name).align(ids, ids[:1])
+    assert spans.token_ids.tolist() == ids.tolist()
+    assert spans.one_to_one.all()
+
+
+@pytest.mark.parametrize(("student", "teacher"), PAIRS)
+@RANDOM
+@given(character=st.characters(min_codepoint=0x80, exclude_categories=["Cs", "M"]), before=st.sampled_from(["", "a ", "xy"]))
+def test_a_split_character_is_one_unit_and_text_after_it_is_aligned(student, teacher, character, before):
+    after = ", then the answer is 15."
+    ids = encode(tokenizer(student), before + character + after)
+    spans = pair(student, teacher).align(ids, ids[:1])
+    ends = np.cumsum(spans.num_bytes)
+    behind = ends[-1] - len(after) + 1  # the comma may belong to the character's unit
+    assert spans.aligned[ends - spans.num_bytes >= behind].all()
+    assert len(spans.aligned) > 6
+    mine, theirs = (
+        set(np.cumsum([len(piece) for piece in byte_level_pieces(tokenizer(name), of)]).tolist())
+        for name, of in ((student, ids), (teacher, spans.token_ids))
+    )
+    inside = range(len(before) + 1, len(before) + len(character.encode()))
+    lacking = "\U00040000" <= character < "\U000c0000"  # SmolLM2 has no tokens for the bytes 0xF1 and 0xF2
+    if not lacking if teacher == "smollm2" else unicodedata.is_normalized("NFC", character):
+        assert spans.aligned.all()
+        assert set(inside) & set(ends.tolist()) == set(inside) & mine & theirs  # cut in it where both cut, and nowhere else
+
+
+@pytest.mark.parametrize(("student", "teacher"), PAIRS)
+@RANDOM
+@given(text=RANDOM_TEXTS, seed=st.integers(0, 10**6), sizes=st.lists(st.integers(1, 16), min_size=1))
+def test_random_text_and_ids_that_grow(student, teacher, text, seed, sizes):
+    random = np.random.default_rng(seed).integers(0, len(tokenizer(student)), 20)
+    ids = np.concatenate([encode(tokenizer(student), text), random, encode(tokenizer(student), text)])
+    check_grown(pair(student, teacher), ids, sizes)
 
 
 def test_the_turn_end_is_the_templates():

@@ -1,17 +1,18 @@
 """Rows to examples, and an example to ids: what is learnt, and what is refused."""
 
+import copy
 import json
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from opd.config import parse_section
 from opd.errors import UserError
 from opd.records import Prompt
 from opd.sft.config import AnswersConfig
-from opd.sft.examples import Example, encode, read_examples, spells
+from opd.sft.examples import Example, drops_tool_calls, encode, read_examples, special_tokens, spells
 
 USER, ASSISTANT = {"role": "user", "content": "abc"}, {"role": "assistant", "content": "de"}
 EOS = (2,)
@@ -61,6 +62,10 @@ def test_earlier_answers_of_a_conversation_are_context(tmp_path):
         ({"messages": [USER, USER]}, "exactly one assistant message"),
         ({"messages": [ASSISTANT]}, "nor a conversation"),
         ({"prompt": "", "completion": "de"}, "line 2 needs non-empty text"),
+        (
+            {"prompt": [{**USER, "content": None}], "completion": "de"},
+            "path: line 2: a user message of the prompt has no content",
+        ),
     ],
 )
 def test_rows_that_are_refused(tmp_path, row, expected):
@@ -123,5 +128,64 @@ def test_the_boundary_is_where_sampling_begins():
 
 @pytest.mark.parametrize("answer", ["x<eos>y", {"role": "assistant", "content": "a", "reasoning_content": "<user>"}])
 def test_answers_that_spell_special_tokens(student_tokenizer, answer):
-    assert spells(Example(Prompt("1"), answer), student_tokenizer.all_special_tokens)
-    assert not spells(Example(Prompt("1"), "eos user"), student_tokenizer.all_special_tokens)
+    assert spells(Example(Prompt("1"), answer), special_tokens(student_tokenizer))
+    assert not spells(Example(Prompt("1", (USER,)), "eos user"), special_tokens(student_tokenizer))
+
+
+def test_special_tokens_without_a_role_and_in_prompts(student_tokenizer):
+    tokenizer = copy.deepcopy(student_tokenizer)
+    tokenizer.add_tokens([AddedToken("<|repo|>", special=True), AddedToken("<think>", special=False)])
+    assert "<|repo|>" not in tokenizer.all_special_tokens
+    special = special_tokens(tokenizer)
+    asked = ({"role": "user", "content": [{"type": "text", "text": "a<|repo|>"}]},)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": "<|repo|>"}}}]}
+    for example in (Example(Prompt("1", (USER,)), "a<|repo|>"), Example(Prompt("1", asked), "a")):
+        assert spells(example, special)
+    assert spells(Example(Prompt("1", (USER,)), call), special)
+    assert spells(Example(Prompt("1", text="<eos>"), "a"), special)
+    assert not spells(Example(Prompt("1", (USER,)), "<think>a"), special)
+
+
+@pytest.mark.parametrize(
+    ("answer", "empty"),
+    [
+        ("", True),
+        (" \n", True),
+        ("a", False),
+        ([{**ASSISTANT, "content": None}], True),
+        ([{**ASSISTANT, "content": ""}], True),
+    ],
+)
+def test_empty_answers(tmp_path, answer, empty):
+    (example,) = read(tmp_path, [{"prompt": "abc", "completion": answer}])
+    assert example.is_empty == empty
+
+
+def test_tool_calls_that_the_template_does_not_write(student_tokenizer, tmp_path, monkeypatch):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
+    (example,) = read(tmp_path, [{"prompt": "abc", "completion": [call]}])
+    assert not example.is_empty
+    assert drops_tool_calls(student_tokenizer, example)
+    assert not drops_tool_calls(student_tokenizer, Example(example.prompt, ASSISTANT))
+    writes = student_tokenizer.chat_template.replace(
+        "m['content']", "m['content'] + (m.tool_calls|string if m.tool_calls else '')"
+    )
+    monkeypatch.setattr(student_tokenizer, "chat_template", writes)
+    assert not drops_tool_calls(student_tokenizer, example)
+
+
+def test_no_rows(tmp_path):
+    with pytest.raises(UserError, match=r"dataset\.path: .*data\.jsonl holds no rows"):
+        read(tmp_path, [])
+
+
+def test_what_does_not_fit_the_template_names_the_data(student_tokenizer):
+    prompt = Prompt("line 1", ({"role": "user", "content": 5},))
+    with pytest.raises(UserError, match=r"^dataset\.path: line 1 does not fit the student's chat template: .*; change or"):
+        encode(student_tokenizer, EOS, Example(prompt, ASSISTANT))
+
+
+def test_a_model_without_a_template_is_advised_in_the_words_of_sft(student_tokenizer, monkeypatch):
+    monkeypatch.setattr(student_tokenizer, "chat_template", None)
+    with pytest.raises(UserError, match=r"^student\.model: .*dataset\.plain=true"):
+        encode(student_tokenizer, EOS, Example(Prompt("1", (USER,)), ASSISTANT))

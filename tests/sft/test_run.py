@@ -67,6 +67,12 @@ def test_directory_and_summary(whole, student_folder):
     assert_close(weights(out / "final"), weights(out / "checkpoints" / "step-6"), 0)
 
 
+def test_tensorboard_keeps_its_events(sft_config, tmp_path):
+    fine_tune(sft_config(report_to=["tensorboard"], checkpoint={"every": 1}, steps=2), tmp_path / "run")
+    (events,) = (tmp_path / "run" / "tensorboard").iterdir()
+    assert b"train/loss" in events.read_bytes()
+
+
 def test_card_names_no_path(whole, student_folder):
     card = (whole[0] / "final" / "README.md").read_text()
     assert "after step 6 of 6" in card
@@ -192,18 +198,38 @@ def test_bfloat16_and_gradient_checkpointing(whole, sft_config, student_folder, 
 
 
 def test_longer_and_ambiguous_examples_are_counted_not_cut(student_tokenizer):
-    said = ["a" * 3, "a" * 4, "b<eos>"]
-    examples = [Example(Prompt("1", ({"role": "user", "content": "q"},)), {"role": "assistant", "content": s}) for s in said]
+    said = [{"content": text} for text in ("a" * 3, "a" * 4, "b<eos>", " ")]
+    said += [
+        {"content": "a", "tool_calls": [{"name": "f"}]},
+        {"content": "", "reasoning_content": "a"},
+    ]  # not in the template
+    asked = Prompt("1", ({"role": "user", "content": "q"},))
+    examples = [Example(asked, {"role": "assistant", **answer}) for answer in said]
     kept, counts = select(examples, student_tokenizer, (2,), 8)
     assert [len(example.ids) for example in kept] == [8]  # <bos><user>q<assistant>aaa<eos>
-    assert counts == {"num_examples": 1, "num_too_long": 1, "num_with_special_tokens": 1}
-    with pytest.raises(UserError, match="no example is left: 2 are longer than 7 tokens"):
+    assert (counts["num_examples"], counts["num_too_long"], counts["num_with_special_tokens"]) == (1, 1, 1)
+    assert (counts["num_empty"], counts["num_tool_calls_dropped"]) == (2, 1)
+    with pytest.raises(UserError, match=r"no example is left: 2 too long, 1 with a special token .* is 7"):
         select(examples, student_tokenizer, (2,), 7)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(sft_config, tmp_path):
     with pytest.raises(UserError, match="not finite at step"):
         fine_tune(sft_config(optimizer={"lr": 1e30, "max_grad_norm": 0.0}), tmp_path / "run")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_that_failed_before_its_first_update_may_begin_anew(sft_config, tmp_path, monkeypatch, resume):
+    def failing(*arguments):
+        raise UserError("the loss is not finite at step 1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SftTrainer, "training_step", failing)
+        with pytest.raises(UserError, match="at step 1"):
+            fine_tune(sft_config(steps=2), tmp_path / "run")
+    assert fine_tune(sft_config(steps=1), tmp_path / "run", resume=resume)["steps"] == 1
+    with pytest.raises(UserError, match="holds a run"):
+        fine_tune(sft_config(steps=1), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from opd.records import Array, Prompt, ScoreRequest, Scores, SpanMap, Turn
+from opd.records import Array, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Turn
 
 Unit = tuple[int, int, bool]  # student tokens, teacher tokens, aligned
 
@@ -41,7 +41,7 @@ class Given:
             self.turns.append(turn)
         return next(i for i, known in enumerate(self.turns) if known is turn)
 
-    def align(self, model: str, prompt: Prompt, turn: Turn) -> SpanMap | None:
+    def align(self, model: str, rollout: Rollout, turn: Turn) -> SpanMap | None:
         number = self.number(turn)
         return spans_of(self.units[model][number]) if model in self.units else None
 

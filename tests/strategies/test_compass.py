@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from opd.config import build_config
 from opd.errors import UserError
+from opd.objective.terms import advantages, unit_means
 from opd.records import Prompt, Rollout, Term
 from opd.strategies.compass import Compass, CompassConfig
 
@@ -60,6 +62,20 @@ def test_the_reward_is_the_teachers_change_on_units(rollout, aligned):
         assert term.inputs["unit_starts"].tolist() == [True, True, False, True, True, True]
         coefs = {name: term.inputs[name] for name in ("self_coef", "reference_coef", "unit_coef")}
         assert coefs == {"self_coef": 0.5, "reference_coef": 0.5, "unit_coef": 0.25}
+
+
+def test_beta_leads_from_the_change_to_the_teacher_itself(rollout, aligned):
+    """Linear in beta: what the offset adds is the same at every step of a sweep."""
+    own = torch.linspace(-3.0, -0.1, 6)
+    found = []
+    for beta in (0.0, 0.5, 1.0):
+        inputs = dict(collect(rollout, aligned(), alpha=0.0, beta=beta, span_reduce="split").inputs)
+        inputs |= {name: torch.from_numpy(inputs[name]) for name in ("reward", "unit_starts")}
+        found.append(advantages(own, inputs))
+    torch.testing.assert_close(found[1], (found[0] + found[2]) / 2)
+    plain = torch.tensor([-0.1, -0.2, -0.2, -1.2, 0.0, -0.5]) - unit_means(own, inputs["unit_starts"])
+    known = [0, 1, 2, 3, 5]
+    torch.testing.assert_close(found[2][known], plain[known])
 
 
 def test_a_constant_on_both_sides_changes_nothing(rollout, aligned):

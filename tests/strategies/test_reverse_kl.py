@@ -32,7 +32,7 @@ class Recording:
     def teacher_for(self, prompt: Prompt) -> str:
         return prompt.domain
 
-    def align(self, model: str, prompt: Prompt, turn: Turn) -> None:
+    def align(self, model: str, rollout: Rollout, turn: Turn) -> None:
         """It reads the student's own tokens."""
 
     def same_bytes(self, model: str) -> None:
@@ -87,9 +87,12 @@ def test_sampled(rollout):
 @pytest.mark.parametrize(("source", "own", "given"), [("student", 0, True), ("teacher", 16, False), ("union", 16, True)])
 def test_topk(rollout, source, own, given):
     requests, term = collect(rollout, form="topk", source=source, tail="truncate", divergence="jsd", beta=0.3)
+    (narrow, _), _ = collect(rollout, form="topk", source=source, k=1)
+    assert narrow.ids is None or narrow.ids.shape[1] == 1  # another term may have asked for more
     for turn, request in zip(rollout.turns, requests):
         assert request.k == own
-        assert request.ids is (turn.topk_ids if given else None)
+        assert request.ids is None or (request.ids == turn.topk_ids).all()
+        assert (request.ids is not None) == given
         assert not request.hidden
     target = term.inputs["target"]
     assert isinstance(target, TopK)

@@ -27,7 +27,8 @@ def whole():
 @pytest.fixture
 def rollout(random_rollout):
     plain = random_rollout(0, (3, 5))
-    turn = replace(plain.turns[0], topk_ids=TOPK, topk_logps=np.zeros(TOPK.shape, np.float32))
+    ids = np.array([3, 5, 0, 0, 10], np.int32)
+    turn = replace(plain.turns[0], sampled_ids=ids, topk_ids=TOPK, topk_logps=np.zeros(TOPK.shape, np.float32))
     return replace(plain, prompt=Prompt(id="0", domain="maths"), turns=(turn,))
 
 
@@ -92,3 +93,28 @@ def test_two_tokens_with_one_counterpart_count_once(rollout, given_models, whole
 def test_refusals(settings, said):
     with pytest.raises(UserError, match=said):
         SharedTopK.check(SharedTopKConfig(**settings), RunConfig())
+
+
+def test_a_token_that_is_aligned_with_another_than_elsewhere_is_no_place(rollout, given_models, whole):
+    """A first token of which a tokenizer dropped the space: what it is compared with there is not what `same_bytes` says."""
+    turn = replace(rollout.turns[0], sampled_ids=np.array([8, 5, 0, 0, 10], np.int32))
+    models = given_models({"maths": [[0.0] * 6]}, {"maths": UNITS}, COUNTERPARTS, whole)
+    assert collect(replace(rollout, turns=(turn,)), models).mask.tolist() == [False, True, False, False, True]
+
+
+def test_nothing_to_compare(rollout, given_models, whole):
+    models = given_models({"maths": [[0.0] * 6]}, {"maths": [[(5, 6, True)]]}, COUNTERPARTS, whole)
+    term = collect(rollout, models)
+    assert not term.mask.any()
+    assert (term.inputs["target"].ids == -1).all()
+    assert models.requests == []
+
+
+def test_another_terms_larger_k_is_not_its_own(rollout, given_models, whole):
+    models = [given_models({"maths": [[0.0] * 6]}, {"maths": UNITS}, COUNTERPARTS, whole) for _ in range(2)]
+    wide = replace(rollout.turns[0], topk_ids=np.concatenate([TOPK, TOPK[:, ::-1]], axis=1))
+    for one, other in zip(
+        vars(collect(rollout, models[0]).inputs["target"]).values(),
+        vars(collect(replace(rollout, turns=(wide,)), models[1]).inputs["target"]).values(),
+    ):
+        np.testing.assert_array_equal(one, other)

@@ -92,6 +92,38 @@ def test_tokens_that_change_are_dropped_and_sent_anew(pool, student):
     np.testing.assert_allclose(found[-1], whole(pool, ids).split, atol=1e-5)
 
 
+@pytest.mark.parametrize("room", [0, 7, 30])
+def test_what_the_teachers_context_has_no_room_for_is_not_numbers(pool, student, room):
+    teacher, aligner = pool.teachers["t"], pool.aligners["t"]
+    num_context = len(aligner.context(PROMPT))
+    eos = (student.eos_token_id,)
+    short = Aligner(student, aligner._teacher, student_eos=eos, teacher_eos=eos, max_context=num_context + room)
+    cut = TeacherPool({"t": teacher}, aligners={"t": short})
+    ids = sampled(student, "abcd0a bc" * 8)
+    judged = whole(cut, ids)
+    for size, logps in zip((5, 20, 21, len(ids)), asyncio.run(grown(cut, ids, (5, 20, 21, len(ids))))):
+        assert len(logps) <= size
+        expected = np.where(judged.mask, judged.split, np.nan)[: len(logps)]
+        np.testing.assert_allclose(logps, expected, atol=1e-5)
+    assert (len(logps), judged.mask.all()) == (len(ids), False)
+
+
+def test_settled_text_is_not_aligned_again(pool, student):
+    aligner = pool.aligners["t"]
+    ids = sampled(student, "abcd 0a bc" * 50, eos=False)
+    scoring = pool.growing("t", PROMPT, np.array([1], np.int32), 1.0)
+    given = []
+    scoring._growing._align = lambda ids, *start, **options: given.append(len(ids)) or aligner.parts(ids, *start, **options)
+
+    async def watch() -> None:
+        for size in range(16, len(ids), 16):
+            await scoring.logps(ids[:size])
+        scoring.close()
+
+    asyncio.run(watch())
+    assert sum(given) < 6 * len(ids)  # the whole each time would be len(ids) / 32 as many
+
+
 def test_tokens_without_a_counterpart_are_not_numbers(pool, student):
     user = student.convert_tokens_to_ids("<user>")
     assert pool.aligners["t"].special_table

@@ -1,14 +1,16 @@
 """Routing of prompts and requests to teachers."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from opd.alignment.aligner import Aligner
 from opd.errors import UserError
 from opd.models import OutputHead
-from opd.records import Prompt, ScoreRequest, Scores
+from opd.records import Prompt, Rollout, ScoreRequest, Scores, Turn
 from opd.teachers.pool import Tally, TeacherPool
 
 
@@ -79,3 +81,60 @@ def test_all_are_closed():
     teachers = {"maths": Constant(1), "code": Constant(2)}
     asyncio.run(TeacherPool(teachers).close())
     assert all(teacher.closed for teacher in teachers.values())
+
+
+@pytest.fixture
+def mixed(byte_tokenizer):
+    """A student's tokenizer, and a pool of one teacher that reads as it does and two, strong and weak, that do not."""
+    student, other = byte_tokenizer("ab"), byte_tokenizer("bc")
+    aligner = Aligner(student, other, student_eos=(student.eos_token_id,), teacher_eos=(other.eos_token_id,))
+    teachers = {"own": Constant(1), "strong": Constant(2), "strong.weak_reference": Constant(3)}
+    aligners = {"strong": aligner, "strong.weak_reference": aligner}
+    return student, TeacherPool(teachers, ["own", "strong"], aligners, min_byte_coverage=0.9)
+
+
+def rollout_of(student, text: str) -> Rollout:
+    ids = np.array([*student.encode(text, add_special_tokens=False), student.eos_token_id], np.int32)
+    turn = Turn(np.array([1], np.int32), ids, np.zeros(len(ids), np.float32), "eos")
+    return Rollout(Prompt(id="7", messages=({"role": "user", "content": "ab"},)), 0, (turn,))
+
+
+def test_weak_references_are_asked_by_name_alone(mixed):
+    _, pool = mixed
+    assert pool.teacher_for(Prompt(id="1", domain="strong")) == "strong"
+    with pytest.raises(UserError, match="the teachers are own, strong"):
+        pool.teacher_for(Prompt(id="1", domain="strong.weak_reference"))
+    assert list(pool.heads(torch.device("cpu"))) == ["head 1"]  # hidden states of another vocabulary are never compared
+
+
+def align(models, name: str, rollout: Rollout):
+    return models.align(name, rollout, rollout.turns[0])
+
+
+def test_a_text_is_aligned_and_counted_once_for_models_that_read_alike(mixed):
+    student, pool = mixed
+    rollout, tally = rollout_of(student, "abc"), Tally(pool)
+    spans = align(tally, "strong", rollout)
+    assert spans is not None
+    assert align(tally, "strong.weak_reference", rollout) is spans
+    assert align(tally, "own", rollout) is None
+    assert (tally.coverage.num_bytes, tally.coverage.units) == (3, 2)
+    assert align(tally, "strong", rollout_of(student, "abc")) is not spans
+    assert tally.coverage.num_bytes == 6
+    assert pool.same_bytes("own") is None
+    assert tally.same_bytes("strong") is pool.aligners["strong"].same_bytes
+    with pytest.raises(AssertionError, match="the turns before it"):
+        pool.align("strong", replace(rollout, turns=rollout.turns * 2), rollout.turns[0])
+
+
+def test_the_first_text_that_cannot_be_aligned_is_named(mixed):
+    student, pool = mixed
+    tally = Tally(pool)
+    align(tally, "strong", rollout_of(student, "abc"))
+    assert tally.first_failed is None
+    short = Aligner(student, student, student_eos=(2,), teacher_eos=(2,), max_context=6)
+    pool.aligners["strong.weak_reference"] = short
+    for text in ("dddddddd", "cccccccc"):
+        align(tally, "strong.weak_reference", rollout_of(student, text))
+    assert tally.first_failed == "prompt 7 (25.0% with strong.weak_reference): 'dddddddd'"
+    assert tally.coverage.byte_coverage == pytest.approx(7 / 19)

@@ -4,7 +4,7 @@ import pytest
 
 import opd
 
-GAIN = {"quickstart": 0.40, "quickstart-topk": 0.40, "quickstart-sampled": 0.15}  # in accuracy, at least
+GAIN = {"quickstart": 0.40, "quickstart-topk": 0.40, "quickstart-sampled": 0.15, "compass-quickstart": 0.10}  # accuracy
 
 
 @pytest.mark.slow
@@ -15,4 +15,5 @@ def test_accuracy_rises(recipe, tmp_path):
     before, after = summary["eval"]["before"], summary["eval"]["after"]
     assert 0.05 <= before["accuracy"] <= 0.5
     assert after["accuracy"] - before["accuracy"] >= GAIN[recipe]
-    assert after["reverse_kl"] < 0.5 * before["reverse_kl"]
+    closer = 0.9 if recipe.startswith("compass") else 0.5  # CompassOPD does not aim at the teacher itself
+    assert after["reverse_kl"] < closer * before["reverse_kl"]

@@ -133,5 +133,5 @@ def test_what_a_server_lists_is_what_can_be_asked(live, moe):
 
 
 def test_a_number_that_the_model_cannot_have(moe_folder, load_served):
-    with pytest.raises(UserError, match=r"^--active-experts many: 4 is not between 1 and 3"):
+    with pytest.raises(UserError, match=r"^--active-experts many: 4 is not between 1 and 2"):
         load_served(moe_folder, active_experts={"many": 4})
