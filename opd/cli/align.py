@@ -4,11 +4,14 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from opd.errors import UserError
+
+if TYPE_CHECKING:
+    from opd.alignment.aligner import Aligner
 
 SAMPLE = """Tom has 3 apples and buys 12 more. How many has he? 3 + 12 = 15, so the answer is \\boxed{15}.
 Let $f(x) = \\frac{x^2 - 1}{2}$; then $f(-3) = 4$, and $1234567 \\cdot 0.5 \\ne 10^{-6}$.
@@ -41,9 +44,7 @@ def align(
 
     import numpy as np
 
-    from opd.alignment import side_by_side
     from opd.alignment.aligner import Aligner
-    from opd.alignment.coverage import Coverage
     from opd.tokenization import eos_ids, load_tokenizer
 
     student_tokenizer, teacher_tokenizer = load_tokenizer(student, "--student"), load_tokenizer(teacher, "--teacher")
@@ -61,9 +62,17 @@ def align(
     student_ids = np.array(backend.encode(written, add_special_tokens=False).ids, np.int32)
     if not len(student_ids):
         raise UserError("--student: its tokenizer makes no token of this text; is its tokenizer.json whole?")
+    _print(pair, student_ids, len(written.encode()), lines, as_json)
+
+
+def _print(pair: "Aligner", student_ids: Any, num_written: int, lines: int, as_json: bool) -> None:
+    """The alignment of a text of `num_written` bytes; what the student itself cannot write of it is not aligned either."""
+    from opd.alignment import side_by_side
+    from opd.alignment.coverage import Coverage
+
     spans = pair.align(student_ids, student_ids[:0])
     coverage = Coverage.of(spans)
-    num_bytes = max(coverage.num_bytes, len(written.encode()))  # what the student itself cannot write is not aligned either
+    num_bytes = max(coverage.num_bytes, num_written)
     if as_json:
         figures = {
             "byte_coverage": coverage.aligned_bytes / num_bytes,
