@@ -11,11 +11,13 @@ import numpy as np
 
 from opd.clock import Clock
 from opd.config import BatchConfig, CheckpointConfig, EvalConfig, RunConfig
+from opd.contexts import Contexts
 from opd.engine import Engine
 from opd.flight import Landed
 from opd.objective.batching import Taught
 from opd.records import Chunk, Prompt, Rollout, SampleRequest, Sampling, ScoreRequest, Scores, Term
-from opd.rollouts import Contexts
+from opd.rollouts import InPlay, Player
+from opd.steering import Steering
 from opd.teachers.pool import TeacherPool
 
 
@@ -134,18 +136,18 @@ def measure(stages: Stages, lookahead: int, *, batch: int = 32, steps: int = 10)
         checkpoint=CheckpointConfig(every=0),
     )
     with ThreadPoolExecutor(1) as thread:
-        watch = Stopwatch()
+        watch, sampler = Stopwatch(), StubSampler(stages.sample_s, batch)
         parts = SimpleNamespace(
             accelerator=SimpleNamespace(process_index=0, num_processes=1),
             clock=Clock(),
             prompts=SimpleNamespace(at=lambda step, attempt, count: [Prompt(id=str(i), text="") for i in range(count)]),
-            contexts=OnePrompt(),
-            sampling=Sampling(),
-            sampler=StubSampler(stages.sample_s, batch),
+            player=Player(sampler, OnePrompt(), Sampling(), InPlay()),  # type: ignore[arg-type]
+            steering=Steering({}),
+            sampler=sampler,
             teachers=TeacherPool({"stub": StubTeacher(stages.score_s, batch)}),
             makers=[StubMaker()],
             learner=StubLearner(stages.update_s),
-            watch=lambda prompt, slot, context_ids: None,
+            watch=lambda prompt, slot: None,
             update_thread=thread,
         )
         engine = Engine(config, parts, watch)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
 """From a recipe to the objects that a run consists of. The only place that knows them all."""
 
+import hashlib
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +17,11 @@ from transformers import PreTrainedTokenizerBase
 
 from opd.clock import Clock
 from opd.config import RunConfig
+from opd.contexts import Contexts
 from opd.data import load_prompts
 from opd.doctor import examine_models
+from opd.envs.config import load_tasks
+from opd.envs.formats import tool_format
 from opd.errors import UserError
 from opd.eval.grading import Grader
 from opd.eval.overlap import problem_key
@@ -24,17 +29,20 @@ from opd.eval.provenance import overlap_notes, overlap_with
 from opd.models import OutputHead, context_limit, output_head
 from opd.objective.learner import Learner
 from opd.pairing import Pairing, pair, unaligned_terms
-from opd.plugins import PromptSource, RolloutController, TermMaker
-from opd.records import Array, Prompt, Sampling
+from opd.plugins import PromptSource, TermMaker
+from opd.records import Prompt, Sampling
 from opd.registry import CONTROLLERS, PROMPT_SOURCES, TERM_MAKERS
-from opd.rollouts import Contexts, Watch
+from opd.rollouts import InPlay, Player
+from opd.steering import Steering
 from opd.students.hf_sampler import HFSampler
 from opd.students.loading import load_student
 from opd.students.sampler import Sampler
 from opd.teachers.config import weak_name
+from opd.teachers.digest import tensor_digest, tokens_digest
 from opd.teachers.opening import TeacherFacts, connect, facts_of, open_teachers
-from opd.teachers.pool import TeacherPool
+from opd.teachers.pool import Teacher, TeacherPool
 from opd.tokenization import eos_ids, load_tokenizer
+from opd.watch import Watch
 
 SWITCH_S = 5e-4
 
@@ -47,11 +55,10 @@ class Parts:
     clock: Clock
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSource
-    contexts: Contexts
-    sampling: Sampling
+    player: Player
     sampler: Sampler
     teachers: TeacherPool
-    controllers: list[RolloutController]
+    steering: Steering
     makers: list[TermMaker]
     learner: Learner
     heldout: list[Prompt]
@@ -61,17 +68,18 @@ class Parts:
     grader: Grader | None
     notes: list[str]  # what the user should know about this combination
     update_thread: ThreadPoolExecutor | None  # where updates run while other machines sample and score; None: in line
-    unit: int  # tokens after which controllers are asked
+    chunk_tokens: int  # of a single answer, after which controllers are asked
 
-    def watch(self, prompt: Prompt, slot: int, context_ids: Array) -> Watch | None:
+    def watch(self, prompt: Prompt, slot: int) -> Watch | None:
         """What shows a rollout to the controllers, where the recipe has any."""
-        if not self.controllers:
+        if not self.steering:
             return None
         scoring = None
-        if any(controller.needs_scores for controller in self.controllers):
-            temperature = self.learner.spec.temperature
-            scoring = self.teachers.growing(self.teachers.teacher_for(prompt), prompt, context_ids, temperature)
-        return Watch(self.controllers, prompt, slot, context_ids, self.unit, scoring)
+        if self.steering.needs_scores:
+            teacher = self.teachers.teacher_for(prompt)
+            scoring = self.teachers.growing(teacher, prompt, self.learner.spec.temperature)
+        chunk = self.chunk_tokens if prompt.single_turn else None
+        return Watch(list(self.steering.controllers.values()), prompt, slot, chunk, scoring)
 
     def close(self) -> None:
         """Ends the grader's workers and the update's thread."""
@@ -93,10 +101,12 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     prompts = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
     heldout, selection, grader = _problems(config)
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
-
-    controllers = [CONTROLLERS.load(name, "rollout")(section, config) for name, section in config.rollout.items()]
+    controllers = {name: CONTROLLERS.load(name, "rollout")(section, config) for name, section in config.rollout.items()}
 
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
+    episodes = [one for one in (*prompts.at(0, 0, 1), *heldout[:1]) if one.task is not None]
+    if episodes:
+        tool_format(tokenizer, tools=any(one.tools for one in episodes))  # refuses calls in a form that is not known
     served = connect(config.frozen)
     facts = {name: facts_of(name, model, served) for name, model in config.frozen.items()}
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
@@ -112,26 +122,29 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     vocab = min(pairing.vocab, output_head(student).weight.shape[0])
     sampler = _sampler(config, student, vocab, ends, clock, accelerator.distributed_type == DistributedType.FSDP)
     chunk_bytes = config.objective.max_logits_mib * 2**20
-    vocabs = {name: vocab if name not in pairing.aligners else size for name, size in pairing.vocabs.items()}
-    opened = open_teachers(config.frozen, served, vocabs, device, chunk_bytes, lambda: sampler.busy, clock)
-    teachers = TeacherPool(opened, config.teachers, pairing.aligners, config.alignment.min_byte_coverage, clock)
-    heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts)
-    learner = _learner(config, student, accelerator, makers, teachers.heads(device) if heads else {}, vocab)
     limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
-    contexts = Contexts(tokenizer, min(config.sampling.max_context or limit, limit), config.sampling.max_new_tokens)
+    longest = min(config.sampling.max_context or limit, limit)
+    contexts = Contexts(tokenizer, longest, config.sampling.max_new_tokens, ends)
     _refuse_long_prompts(config, prompts, contexts)
     num_topk = max(maker.num_student_topk for maker in makers)
     sampling = Sampling(config.sampling.temperature, config.sampling.top_p, config.sampling.top_k, num_topk)
+    player = Player(sampler, contexts, sampling, InPlay())
+    vocabs = {name: vocab if name not in pairing.aligners else size for name, size in pairing.vocabs.items()}
+    opened = open_teachers(config.frozen, served, vocabs, device, chunk_bytes, lambda: player.busy, clock)
+    floor = config.alignment.min_byte_coverage
+    teachers = TeacherPool(opened, config.teachers, pairing.aligners, floor, clock, contexts.read)
+    steering = Steering(controllers, _identity(tokenizer, facts, opened))
+    heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts)
+    learner = _learner(config, student, accelerator, makers, teachers.heads(device) if heads else {}, vocab)
     return Parts(
         accelerator,
         clock,
         tokenizer,
         prompts,
-        contexts,
-        sampling,
+        player,
         sampler,
         teachers,
-        controllers,
+        steering,
         makers,
         learner,
         heldout,
@@ -139,10 +152,20 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         overlap,
         eval_notes,
         grader,
-        [*notes, *eval_notes],
+        [*notes, *steering.notes, *eval_notes],
         _update_thread(device) if config.lookahead and (sampler.concurrent or len(served) == len(facts)) else None,
         config.sampler.chunk_tokens,
     )
+
+
+def _identity(tokenizer: PreTrainedTokenizerBase, facts: dict[str, TeacherFacts], teachers: Mapping[str, Teacher]) -> str:
+    """Changes with what earlier scores depend on: tokens and templates of all models, and the teachers' weights, of which
+    those in process are told apart by name and output head."""
+    parts = [tokens_digest(tokenizer.get_vocab()), str(tokenizer.chat_template)]
+    for name, one in sorted(facts.items()):
+        weights = teachers[name].digest or one.weights + tensor_digest(teachers[name].head.weight)
+        parts += [name, tokens_digest(one.tokenizer.get_vocab()), str(one.tokenizer.chat_template), weights]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
 def _examined(
@@ -229,6 +252,8 @@ def _problems(config: RunConfig) -> tuple[list[Prompt], list[Prompt], Grader | N
         if config.eval.reward is None and any(problem.answer is None for problem in problems):
             raise UserError(f"{key}.columns.answer: a held-out problem has no answer; name the column, or set eval.reward")
         found.append(problems)
+    if config.eval.environment is not None:
+        found[0] = load_tasks(config.eval.environment, "eval.environment")
     grader = Grader(config.eval.time_limit_s, verifier=config.eval.reward) if any(found) else None
     return found[0], found[1], grader
 
@@ -255,5 +280,6 @@ def _sampler(
         chunk_tokens=config.sampler.chunk_tokens,
         dtype=getattr(torch, dtype),
         copy_weights=sharded,
+        max_kept_bytes=config.sampler.kept_mib * 2**20,
         clock=clock,
     )

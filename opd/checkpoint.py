@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from safetensors.numpy import load_file as load_arrays
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -27,6 +29,7 @@ from opd.objective.learner import Learner
 from opd.plugins import PromptSource
 from opd.records import Rollout
 from opd.saved_rollouts import load_rollouts, save_rollouts
+from opd.steering import Steering
 
 WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -49,6 +52,7 @@ def save(
     tokenizer: PreTrainedTokenizerBase,
     state: Mapping[str, Any],
     in_flight: Sequence[Rollout],
+    steering: Steering,
     keep: int,
     selected: int | None = None,
     card: str = "",
@@ -75,7 +79,16 @@ def save(
             save_file({name: t.contiguous() for name, t in tensors.items()}, trainer / "optimizer.safetensors")
             groups = [{k: v for k, v in group.items() if k != "params"} for group in moments["param_groups"]]
             params = [group["params"] for group in moments["param_groups"]]
-            record = {**state, "learner": learner.state_dict(), "param_groups": groups, "params": params}
+            steered, arrays = steering.state_dict()
+            if arrays:
+                save_arrays(arrays, trainer / "controllers.safetensors")
+            record = {
+                **state,
+                "controllers": steered,
+                "learner": learner.state_dict(),
+                "param_groups": groups,
+                "params": params,
+            }
             if in_flight:
                 save_rollouts(trainer / "in_flight.safetensors", in_flight)
             (trainer / "state.json").write_text(json.dumps(record), encoding="utf-8")
@@ -112,6 +125,16 @@ def load_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> No
     moments: Any = {"state": entries, "param_groups": groups}
     set_optimizer_state_dict(learner.loss, learner.optimizer.optimizer, moments, options=WHOLE)
     learner.load_state_dict(state["learner"])
+
+
+def load_steering(path: Path, steering: Steering, state: Mapping[str, Any]) -> bool:
+    """Restores the rollout controllers. False where what they knew no longer holds, and they begin anew."""
+    file = path / "trainer" / "controllers.safetensors"
+    try:
+        arrays = load_arrays(file) if file.exists() else {}
+        return steering.load_state_dict(state["controllers"], arrays) if steering else True
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not whole ({error}); delete its checkpoint and resume from the one before") from None
 
 
 def load_in_flight(path: Path, batch: BatchConfig, prompts: PromptSource, step: int) -> dict[int, Rollout]:

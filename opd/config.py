@@ -130,8 +130,13 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def build_config(raw: Mapping[str, Any]) -> RunConfig:
-    """A checked `RunConfig` from a plain mapping. Raises `UserError` as `load_config` does."""
-    config = parse_section(RunConfig, raw, "")
+    """A checked `RunConfig` from a plain mapping; a section that is null is as if it were not there.
+
+    Raises `UserError` as `load_config` does.
+    """
+    sections = {one.name for one in dataclasses.fields(RunConfig) if one.default_factory is not dataclasses.MISSING}
+    given = {name: value for name, value in raw.items() if value is not None or name not in sections}
+    config = parse_section(RunConfig, given, "")
     prompts = {key: value for key, value in config.prompts.items() if key != "type"}
     source = PROMPT_SOURCES.load(str(config.prompts.get("type", "dataset")), "prompts.type")
     config = dataclasses.replace(

@@ -19,7 +19,7 @@ from opd.objective.batching import Taught
 from opd.objective.learner import Metrics
 from opd.recorder import Recorder
 from opd.records import Prompt, Rollout
-from opd.rollouts import sample_rollout
+from opd.rollouts import Plan
 from opd.students.noise import slot_seed
 from opd.teachers.pool import Tally
 
@@ -52,6 +52,7 @@ class Engine:
             with clock("wait"):
                 landed = await self.flight.landed()
             await self.recorder.sample_rollouts(self.step + 1, landed.taught)
+            parts.steering.landed(self.step, [rollout for rollout, _ in landed.taught])
             self.flight = self.begin(self.step + 1) if config.lookahead and self.step + 1 < config.steps else None
             if self.flight is not None and not parts.sampler.concurrent:
                 await self.flight.sampled()  # it decodes with the weights that are about to change
@@ -74,23 +75,21 @@ class Engine:
         with parts.clock("prompts"):
             prompts = parts.prompts.at(step, 0, self.config.batch.prompts)
         known, self.known = self.known, {}
-        slots = range(parts.accelerator.process_index, len(prompts) * copies, parts.accelerator.num_processes)
         tally = Tally(parts.teachers)
-        sampling = [asyncio.create_task(self.sample(prompts[slot // copies], step, slot, known)) for slot in slots]
-        teaching = [asyncio.create_task(self.teach(task, tally)) for task in sampling]
+        sampling, teaching = [], []
+        for slot in range(parts.accelerator.process_index, len(prompts) * copies, parts.accelerator.num_processes):
+            prompt = prompts[slot // copies]
+            plan = parts.steering.plan(prompt, step, slot)  # now, while nothing of this step is known
+            sampling.append(asyncio.create_task(self.sample(prompt, step, slot, plan, known)))
+            teaching.append(asyncio.create_task(self.teach(sampling[-1], tally)))
         return Flight(step, sampling, teaching, tally)
 
-    async def sample(self, prompt: Prompt, step: int, slot: int, known: Mapping[int, Rollout]) -> Rollout | None:
+    async def sample(self, prompt: Prompt, step: int, slot: int, plan: Plan, known: Mapping[int, Rollout]) -> Rollout | None:
         """One rollout. None: its prompt is too long."""
-        parts = self.parts
-        context_ids = parts.contexts(prompt)
-        if context_ids is None:
-            return None
         if slot in known:
             return known[slot]
-        seed, room = slot_seed(self.config.seed, step, slot), parts.contexts.room(context_ids)
-        watch = parts.watch(prompt, slot, context_ids)
-        return await sample_rollout(parts.sampler, prompt, slot, context_ids, seed, room, parts.sampling, watch)
+        seed = slot_seed(self.config.seed, step, slot)
+        return await self.parts.player.play(prompt, slot, seed, plan, self.parts.watch(prompt, slot))
 
     async def teach(self, sampling: "asyncio.Task[Rollout | None]", tally: Tally) -> Taught | None:
         """A rollout with its terms; scoring starts when it ends, while others still decode."""
@@ -128,6 +127,7 @@ class Engine:
                 parts.tokenizer,
                 state,
                 gather_object(in_flight),
+                parts.steering,
                 keep=config.keep,
                 selected=self.recorder.selected,
                 card=self.recorder.card(self.step),

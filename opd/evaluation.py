@@ -55,7 +55,7 @@ def evaluate_suites(
     """
     for suite in suites:
         graded = options.reward or suite.reward
-        without = next((problem.id for problem in suite.problems if problem.answer is None), None)
+        without = next((one.id for one in suite.problems if one.answer is None and one.task is None), None)
         if graded is None and without is not None:
             raise UserError(f"--answer: {without} of {suite.name} has no answer; name the column, or set --reward")
     with explain_unwritable(out):

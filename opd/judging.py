@@ -2,13 +2,14 @@
 
 import asyncio
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
 
+from opd.passages import Passage, passages, spread
 from opd.plugins import Models
-from opd.records import Array, Rollout, ScoreRequest, Turn
+from opd.records import Array, Hidden, Rollout, ScoreRequest, SpanMap, Turn
 
 SpanRule = Literal["split", "mean"]
 Covered = Literal["all", "strict_1to1"]
@@ -20,7 +21,7 @@ class Judged:
 
     split: Array  # [n] float32
     mean: Array  # [n] float32
-    mask: Array  # [n] bool: tokens that it has judged
+    mask: Array  # [n] bool: tokens that it has judged; never reused ones
     floored: Array  # [n] bool: some log-prob behind the token was raised to the floor
     unit_starts: Array | None  # [n] bool: the first token of each aligned unit; None where it reads the student's tokens
 
@@ -45,35 +46,59 @@ async def judge(
     floor: float = -math.inf,
     coverage: Covered = "all",
 ) -> Judged:
-    """Asks `model` about every turn. `floor` is what it raises log-probs to, where the caller wants to know."""
+    """Asks `model` about all trainable tokens. `floor` is what it raises log-probs to, where the caller wants to know.
+
+    A model of another tokenizer is shown the rollout turn by turn, without turns that are reused as a whole.
+    """
+    spans = [models.align(model, rollout, turn) if turn.trainable.any() else None for turn in rollout.turns]
+    if all(one is None for one in spans):
+        return await _judge_passages(models, model, rollout, temperature, floor)
     parts = await asyncio.gather(
-        *(_judge_turn(models, model, rollout, turn, temperature, floor, coverage) for turn in rollout.turns)
+        *(_judge_turn(models, model, turn, one, temperature, floor, coverage) for turn, one in zip(rollout.turns, spans))
     )
-    starts = [part.unit_starts for part in parts]
-    return Judged(
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("split", "mean", "mask", "floored")),
-        unit_starts=None if starts[0] is None else np.concatenate(starts),  # type: ignore[arg-type]
-    )
+    return Judged(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Judged)))
+
+
+async def read_hidden(models: Models, model: str, rollout: Rollout) -> Hidden:
+    """The model's distributions at the trainable tokens, of which there is at least one. It reads the student's tokens."""
+    found = passages(rollout)
+    asked = (ScoreRequest(passage.context_ids, passage.token_ids, hidden=True) for passage in found)
+    scores = await asyncio.gather(*(models.score(model, request) for request in asked))
+    assert scores[0].head is not None
+    return Hidden(tuple(one.hidden[passage.at] for passage, one in zip(found, scores)), scores[0].head)
+
+
+async def _judge_passages(models: Models, model: str, rollout: Rollout, temperature: float, floor: float) -> Judged:
+    """By a model that reads the student's own tokens."""
+
+    async def one(passage: Passage) -> Array:
+        request = ScoreRequest(passage.context_ids, passage.token_ids, temperature=temperature)
+        logps = (await models.score(model, request)).logps
+        assert logps is not None
+        return logps[passage.at]
+
+    logps = spread(rollout, await asyncio.gather(*map(one, passages(rollout))))
+    return Judged(logps, logps, rollout.trainable, logps <= floor, None)
 
 
 async def _judge_turn(
-    models: Models, model: str, rollout: Rollout, turn: Turn, temperature: float, floor: float, coverage: Covered
+    models: Models, model: str, turn: Turn, spans: SpanMap | None, temperature: float, floor: float, coverage: Covered
 ) -> Judged:
-    spans = models.align(model, rollout, turn)
-    if spans is not None and not len(spans.token_ids):  # its context is full, or nothing was written that it could read
-        nothing = np.zeros(len(turn.sampled_ids), np.float32)
-        return Judged(nothing, nothing, nothing > 0, nothing > 0, spans.unit_starts)
+    """By a model of another tokenizer; `spans` is None for a turn that it is not shown."""
+    nothing = np.zeros(len(turn.sampled_ids), np.float32)
     if spans is None:
-        scores = await models.score(model, ScoreRequest(turn.context_ids, turn.sampled_ids, temperature=temperature))
-        assert scores.logps is not None
-        return Judged(scores.logps, scores.logps, np.ones(len(scores.logps), bool), scores.logps <= floor, None)
+        return Judged(nothing, nothing, nothing > 0, nothing > 0, nothing == 0)
+    if not len(spans.token_ids):  # its context is full, or nothing was written that it could read
+        return Judged(nothing, nothing, nothing > 0, nothing > 0, spans.unit_starts)
     scores = await models.score(model, ScoreRequest(spans.context_ids, spans.token_ids, temperature=temperature))
     logps = scores.logps
     assert logps is not None
+    # of a unit with reused tokens the student's share is not known: what is not trained has no log-prob of today's student
+    known = spans.student_ends - spans.student_sizes >= turn.num_reused
     return Judged(
         split=spans.reduce(logps, "split"),
         mean=spans.reduce(logps, "mean"),
-        mask=spans.per_token(spans.aligned if coverage == "all" else spans.one_to_one),
+        mask=spans.per_token(known & (spans.aligned if coverage == "all" else spans.one_to_one)),
         floored=spans.reduce((logps <= floor).astype(np.float32), "mean") > 0,
         unit_starts=spans.unit_starts,
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from opd.config import RunConfig, to_yaml
 from opd.data import load_prompts
+from opd.envs.config import load_tasks
 from opd.registry import PROMPT_SOURCES
 
 
@@ -12,14 +13,17 @@ def plan(config: RunConfig, out: Path) -> str:
     source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
     first = source.at(0, 0, 1)[0]
     heldout = load_prompts(config.eval.prompts, "eval.prompts") if config.eval.prompts else []
+    if config.eval.environment is not None:
+        heldout = load_tasks(config.eval.environment, "eval.environment")
     rollouts = config.batch.prompts * config.batch.rollouts_per_prompt
+    turn = "" if first.single_turn else " a turn"
     lines = [
         to_yaml(config).rstrip(),
         "",
         f"# run directory: {out}" + (" (holds a run)" if (out / "config.yaml").exists() else ""),
         f"# first prompt: {first.id}",
         f"# {config.steps} steps of {rollouts} rollouts, at most "
-        f"{config.steps * rollouts * config.sampling.max_new_tokens:,} sampled tokens",
+        f"{config.steps * rollouts * config.sampling.max_new_tokens:,} sampled tokens{turn}",
         f"# {config.steps * config.objective.updates_per_batch} optimizer updates",
         f"# {len(heldout)} held-out problems",
     ]

@@ -1,9 +1,9 @@
 """What a plug-in implements, and what it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from opd.records import Array, Progress, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Term, Turn
+from opd.records import Array, Limits, Progress, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Start, Term, Turn
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -21,8 +21,8 @@ class Models(Protocol):
         ...
 
     def align(self, model: str, rollout: Rollout, turn: Turn) -> SpanMap | None:
-        """One of the rollout's turns beside the model's tokens of the same text; None where the model reads the student's
-        own tokens."""
+        """One of the rollout's turns beside the model's tokens of the same text, after the turns before it as the model's
+        own chat template shows them; None where the model reads the student's own tokens."""
         ...
 
     def same_bytes(self, model: str) -> Array | None:
@@ -47,22 +47,50 @@ class PromptSource(Protocol):
         ...
 
 
-class RolloutController(Protocol):
-    """Chooses when a rollout stops. Decisions must follow from what it is shown alone, never from when it is shown."""
+class RolloutController:
+    """Chooses where a rollout starts and when it stops. A plug-in derives from this and overrides what it needs.
+
+    Decisions must follow from what it is shown alone, never from when it is shown. Every process has one of its own, and
+    all of them are shown the same rollouts in the same order, so that they stay equal.
+    """
 
     Config: ClassVar[type]
-    needs_scores: bool  # whether it looks at the teacher's log-probs, which then come while the student decodes
+    needs_scores: bool = False  # whether it looks at the teacher's log-probs, which then come while the student decodes
+    notes: Sequence[str] = ()  # what the user should know about its settings
 
     def __init__(self, config: Any, run: "RunConfig") -> None: ...
 
     @staticmethod
     def check(config: Any, run: "RunConfig") -> None:
         """Raises `UserError` when the recipe as a whole cannot work with it."""
-        ...
+
+    def start(self, prompt: Prompt, step: int, slot: int) -> Start | None:
+        """Where the rollout of this slot begins; None: at its beginning. Asked for all slots before the first is sampled."""
+        return None
+
+    def limits(self, step: int) -> Limits:
+        """The most that a rollout of this step may have; the least of all controllers' holds."""
+        return Limits()
 
     def stops(self, progress: Progress) -> bool:
-        """Whether the turn ends here. Asked after every `sampler.chunk_tokens` tokens; those sampled since are discarded."""
-        ...
+        """Whether the rollout ends here. Asked after every unit (see `Unit`); what was sampled since is discarded."""
+        return False
+
+    def landed(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """The rollouts of `step` of all processes, in the order of their slots; before any of the next step is begun."""
+
+    def forget(self) -> None:
+        """Teachers, tokenizer or template are not those that it has seen so far: earlier rollouts no longer count."""
+
+    def figures(self) -> Mapping[str, float]:
+        """Its own metrics, after each step."""
+        return {}
+
+    def state_dict(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """What a resumed run needs: JSON values, and arrays by name."""
+        return {}, {}
+
+    def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None: ...
 
 
 class TermMaker(Protocol):

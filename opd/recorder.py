@@ -3,10 +3,12 @@
 import asyncio
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object
 
@@ -16,9 +18,10 @@ from opd.eval.provenance import results_of
 from opd.flight import Landed
 from opd.judging import judge
 from opd.model_card import model_card
-from opd.objective.batching import Taught, num_trainable
+from opd.objective.batching import Taught
 from opd.progress import ProgressBar
-from opd.records import Rollout
+from opd.records import Array, Rollout, Turn
+from opd.rollout_counts import FullLength, counts_of, figures_of
 from opd.run_directory import RunDirectory
 from opd.tokenization import render_text
 from opd.trackers import Tracker
@@ -34,26 +37,28 @@ class Recorder:
         self.begin_s = time.perf_counter()
         self.totals = {"wall_s": 0.0, "sampled_tokens": 0, "trained_tokens": 0, "skipped_prompts": 0}
         self.evaluations: dict[str, dict[str, Any]] = {}
+        self.full_length = FullLength()
         self.selection: dict[str, float] = {}  # the step that is best on the selection set, and its accuracy there
 
     def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
         """Step `step` is done: one line of metrics."""
-        counts = _summed(gather_object([_counts(step, landed)]))
+        counts = sum(gather_object([counts_of(step, landed.taught, self.parts.chunk_tokens)]), Counter())
+        counts["skipped_prompts"] = sum(gather_object([landed.num_skipped]))
+        counts["floored_logps"] = sum(gather_object([landed.num_floored]))
         for name in ("sampled_tokens", "trained_tokens", "skipped_prompts"):
             self.totals[name] += int(counts[name])
-        rollouts = max(1, counts["rollouts"])
         figures = dict(metrics)
         if not self._comparable:
             figures.pop("mismatch", None)  # two different distributions: their distance says nothing
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
-        if self.parts.controllers:
-            figures |= {"discarded_tokens": counts["discarded_tokens"], "stopped_rate": counts["stopped"] / rollouts}
         if (aligned := landed.coverage).units:
             figures |= {"align/byte_coverage": aligned.byte_coverage, "align/token_coverage": aligned.token_coverage}
             figures |= {"align/one_to_one": aligned.one_to_one_share}
         figures["staleness"] = counts["staleness"] / max(1, counts["sampled_tokens"])
-        figures["response_tokens"] = counts["sampled_tokens"] / rollouts
-        figures |= {f"{name}_rate": counts[name] / rollouts for name in ("eos", "truncated")}
+        steering = self.parts.steering
+        figures |= {**figures_of(counts, steered=bool(steering)), **steering.figures()}
+        if steering and (saved := self.full_length.saved(counts)) is not None:
+            figures["saved_tokens"] = saved
         timings = self.parts.clock.read()
         seconds = max(timings.get("perf/step_s", 0.0), 1e-9)
         timings |= {
@@ -113,11 +118,17 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         totals = {**self.totals, "wall_s": self._wall_s()}
-        return {"totals": totals, "evaluations": self.evaluations, "selection": self.selection}
+        return {
+            "totals": totals,
+            "evaluations": self.evaluations,
+            "selection": self.selection,
+            "full_length": self.full_length.mean,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.totals, self.evaluations = dict(state["totals"]), dict(state["evaluations"])
         self.selection = dict(state.get("selection", {}))
+        self.full_length = FullLength(state.get("full_length"))
 
     def _wall_s(self) -> float:
         return self.totals["wall_s"] + time.perf_counter() - self.begin_s
@@ -126,7 +137,7 @@ class Recorder:
     def _comparable(self) -> bool:
         """Whether the sampler's log-probs are of the distribution that the loss is about."""
         same = self.config.loss_temperature == self.config.sampling.temperature
-        return same and not self.parts.sampling.truncated
+        return same and not self.parts.player.sampling.truncated
 
     async def sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
         """Now and then writes the first rollouts of `step`, with what the teacher thinks of each token."""
@@ -145,25 +156,54 @@ class Recorder:
         With another tokenizer both are those of the aligned unit, shared equally among its tokens. Left out where the
         sampler's log-probs are of another distribution than the loss's.
         """
-        turn, tokenizer = rollout.turns[-1], self.parts.tokenizer
-        advantages = {}
+        tokenizer, sampler_logps = self.parts.tokenizer, _joined(turn.sampler_logps for turn in rollout.turns)
+        compared: dict[str, Any] = {}
         if self._comparable:
             pool = self.parts.teachers
-            model, last = pool.teacher_for(rollout.prompt), replace(rollout, turns=(turn,))
-            judged = await judge(pool, model, last, temperature=self.config.loss_temperature)
-            gaps = judged.split - judged.own(turn.sampler_logps)
-            advantages["advantages"] = [round(float(gap), 4) if known else None for gap, known in zip(gaps, judged.mask)]
+            model, unmasked = pool.teacher_for(rollout.prompt), [replace(turn, num_reused=0) for turn in rollout.turns]
+            whole = replace(rollout, turns=tuple(unmasked))  # reused tokens are shown with the others
+            judged = await judge(pool, model, whole, temperature=self.config.loss_temperature)
+            gaps = judged.split - judged.own(sampler_logps)
+            compared["advantages"] = _rounded(gaps, judged.mask)
+            compared["teacher_logps"] = _rounded(judged.split, judged.mask)
+        sampled_ids = _joined(turn.sampled_ids for turn in rollout.turns).tolist()
+        single = rollout.prompt.single_turn
         return {
             "id": rollout.prompt.id,
             "slot": rollout.slot,
             "prompt": render_text(tokenizer, rollout.prompt),
-            "response": tokenizer.decode(turn.sampled_ids),
-            "finish": turn.finish,
-            "sampled_ids": turn.sampled_ids.tolist(),
-            "sampler_logps": [round(float(logp), 5) for logp in turn.sampler_logps],
-            "tokens": [tokenizer.decode([token]) for token in turn.sampled_ids.tolist()],
-            **advantages,
+            "response": tokenizer.decode(sampled_ids),
+            "finish": rollout.finish,
+            "outcome": rollout.outcome,
+            "restart": rollout.restart,
+            "unit": "chunk" if single else "turn",
+            "chunk_tokens": self.parts.chunk_tokens,
+            "turns": [_turn_row(tokenizer, turn) for turn in rollout.turns],
+            "sampled_ids": sampled_ids,
+            "sampler_logps": [round(float(logp), 5) for logp in sampler_logps],
+            "tokens": [tokenizer.decode([token]) for token in sampled_ids],
+            "teacher_logps": [],
+            **compared,
         }
+
+
+def _turn_row(tokenizer: Any, turn: Turn) -> dict[str, Any]:
+    return {
+        "num_tokens": len(turn.sampled_ids),
+        "num_reused": turn.num_reused,
+        "finish": turn.finish,
+        "mistake": turn.mistake,
+        "text": tokenizer.decode(turn.sampled_ids),
+        "observations": [message.get("content") for message in turn.observations],
+    }
+
+
+def _joined(parts: Iterable[Array]) -> Array:
+    return np.concatenate(list(parts))
+
+
+def _rounded(values: Array, known: Array) -> list[float | None]:
+    return [round(float(value), 4) if there else None for value, there in zip(values, known)]
 
 
 def peak_gib() -> float:
@@ -171,25 +211,3 @@ def peak_gib() -> float:
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
-def _summed(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {name: sum(part[name] for part in parts) for name in parts[0]}
-
-
-def _counts(step: int, landed: Landed) -> dict[str, float]:
-    """This process's counts of a step; `step - 1` updates came before it."""
-    rollouts = [rollout for rollout, _ in landed.taught]
-    turns = [turn for rollout in rollouts for turn in rollout.turns]
-    return {
-        "rollouts": len(rollouts),
-        "sampled_tokens": sum(rollout.num_tokens for rollout in rollouts),
-        "discarded_tokens": sum(turn.num_discarded for turn in turns),
-        "trained_tokens": num_trainable(landed.taught)[0],
-        "eos": sum(rollout.finish == "eos" for rollout in rollouts),
-        "truncated": sum(rollout.finish == "length" for rollout in rollouts),
-        "stopped": sum(rollout.finish == "stopped" for rollout in rollouts),
-        "staleness": sum(int((step - 1 - turn.policy_versions).sum()) for turn in turns),
-        "skipped_prompts": landed.num_skipped,
-        "floored_logps": landed.num_floored,
-    }

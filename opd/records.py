@@ -11,8 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from opd.episodes import EnvironmentTask
+
 Array = np.ndarray
 Finish = Literal["eos", "length", "stopped", "env"]
+Restart = Literal["", "restored", "failed", "too long"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas handed to the chat template
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # e.g. {"enable_thinking": False}
     meta: Mapping[str, Any] = field(default_factory=dict)  # further columns of the row
+    task: EnvironmentTask | None = None  # the episode that `messages` open; None: a single answer
+
+    @property
+    def single_turn(self) -> bool:
+        """Whether one answer is all: it then stops, and starts again, between its tokens."""
+        return self.task is None or self.task.single_turn
 
 
 @dataclass(frozen=True)
@@ -63,6 +72,7 @@ class SampleRequest:
     seed: int  # the noise of position i depends on (seed, i) alone
     max_new_tokens: int
     sampling: Sampling
+    episode: bool = False  # other turns come before or after it, whose keys and values are worth keeping
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +107,10 @@ class Turn:
     num_reused: int = 0  # leading sampled tokens taken from an earlier rollout: context, never trained
     num_discarded: int = 0  # tokens sampled beyond the place where a controller stopped the turn, and thrown away
     versions: tuple[tuple[int, int], ...] = ((0, 0),)  # (first token, policy version), ascending
+    teacher_logps: Array | None = None  # [m <= n] float32, where controllers looked at them: see `Progress.logps`
+    observations: tuple[Mapping[str, Any], ...] = ()  # the messages by which the environment answered
+    state_hash: str | None = None  # of the environment after this turn
+    mistake: bool | None = None  # whether the environment's verifier sees an error in this turn; None: it cannot tell
 
     @classmethod
     def of(cls, context_ids: Array, chunks: Sequence[Chunk]) -> "Turn":
@@ -116,6 +130,20 @@ class Turn:
             versions=tuple(changes),
         )
 
+    def after(self, reused: "Turn") -> "Turn":
+        """The turn with the tokens of `reused` before its own; they are context, never trained."""
+        num = len(reused.sampled_ids)
+        wider = [None if part is None else np.pad(part, ((num, 0), (0, 0))) for part in (self.topk_ids, self.topk_logps)]
+        return replace(
+            self,
+            sampled_ids=np.concatenate([reused.sampled_ids, self.sampled_ids]),
+            sampler_logps=np.concatenate([reused.sampler_logps, self.sampler_logps]),
+            topk_ids=wider[0],
+            topk_logps=wider[1],
+            num_reused=num,
+            versions=(*reused.versions, *((start + num, version) for start, version in self.versions)),
+        )
+
     def stopped_at(self, length: int) -> "Turn":
         """The turn as a controller stopped it after `length` tokens. One that had ended there by itself keeps its finish."""
         assert length > 0
@@ -128,6 +156,7 @@ class Turn:
             finish="stopped",
             topk_ids=None if self.topk_ids is None else self.topk_ids[:length],
             topk_logps=None if self.topk_logps is None else self.topk_logps[:length],
+            teacher_logps=None if self.teacher_logps is None else self.teacher_logps[:length],
             num_discarded=self.num_discarded + len(self.sampled_ids) - length,
             versions=tuple(pair for pair in self.versions if pair[0] < length),
         )
@@ -144,9 +173,26 @@ class Turn:
         return np.arange(len(self.sampled_ids)) >= self.num_reused
 
 
+@dataclass(frozen=True)
+class Unit:
+    """What controllers decide about: a turn of an episode or, in a single answer, a chunk of `sampler.chunk_tokens` tokens.
+
+    Example: `Unit(logp_sum=-3.5, num_judged=7, reused=False)`
+    """
+
+    logp_sum: float  # the teacher's log-probs of the unit's tokens, added up
+    num_judged: int  # tokens that have one
+    reused: bool = False  # taken from an earlier rollout
+
+    @property
+    def mean(self) -> float | None:
+        """Nats a token; None where the teacher has judged nothing."""
+        return self.logp_sum / self.num_judged if self.num_judged else None
+
+
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """A turn that is still being sampled, as a rollout controller sees it after each unit of tokens.
+    """A rollout that is still being sampled, as its controllers see it after each unit.
 
     With a teacher of another tokenizer, `logps` has the leading m <= n tokens whose scores further text cannot change, and
     NaN for tokens that have no counterpart; otherwise m = n.
@@ -156,9 +202,33 @@ class Progress:
 
     prompt: Prompt
     slot: int
-    context_ids: Array  # [c] int32
-    sampled_ids: Array  # [n] int32, so far
+    context_ids: Array  # [c] int32, of the current turn
+    sampled_ids: Array  # [n] int32, of the current turn so far
     logps: Array | None  # [m] float32, the teacher's log-probs of them, where the controller needs scores; see below
+    units: tuple[Unit, ...] = ()  # so far, reused ones first; empty where no controller needs scores
+    num_turns: int = 1  # with the current one and reused ones
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a rollout begins: after the first units of an earlier one of the same task.
+
+    Example: `Start(turns=buffered.turns[:2])`
+    """
+
+    turns: tuple[Turn, ...] = ()  # whole turns, reused as they are
+    tokens: Turn | None = None  # of a single answer: the turn whose tokens are reused, all of them
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a rollout may have. None: as much as the recipe allows.
+
+    Example: `Limits(turns=5)`
+    """
+
+    turns: int | None = None  # of an episode, reused ones included
+    tokens: int | None = None  # of a single answer, reused ones included
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,6 +243,7 @@ class Rollout:
     turns: tuple[Turn, ...]
     outcome: float | None = None  # raw, from a verifier
     score: float | None = None  # shaped; never decides what `outcome` should
+    restart: Restart = ""  # what became of the prefix that it was to begin with
 
     @property
     def num_tokens(self) -> int:
@@ -302,10 +373,13 @@ class TopK:
 class Hidden:
     """A distribution over the whole vocabulary, as the hidden state that a known head turns into logits.
 
-    Example: `Hidden(states=(scores.hidden,), head=scores.head)`
+    Each passage of the rollout (`opd.passages`) has a tensor of its own, since plug-ins import no torch and cannot join
+    them; their rows are those of its trainable tokens.
+
+    Example: `Hidden(states=(scores.hidden[passage.at],), head=scores.head)`
     """
 
-    states: tuple[Any, ...]  # one torch tensor [n_i, H] a turn, in order
+    states: tuple[Any, ...]  # one torch tensor [s_i, H] a passage, in order
     head: str
 
 

@@ -8,7 +8,7 @@ from textwrap import dedent
 from typing import Any, get_args, get_origin, get_type_hints
 
 from opd.config import RunConfig
-from opd.registry import PROMPT_SOURCES, TERM_MAKERS
+from opd.registry import CONTROLLERS, ENVIRONMENTS, PROMPT_SOURCES, TERM_MAKERS
 
 
 def fields() -> Iterator[tuple[str, str, str]]:
@@ -19,9 +19,13 @@ def fields() -> Iterator[tuple[str, str, str]]:
             for name in PROMPT_SOURCES.names():
                 for inner in _fields(PROMPT_SOURCES.load(name, key).Config, "prompts."):
                     yield inner[0], inner[1], f"(type: {name}) {inner[2]}"
-        elif key == "terms":
-            for name in TERM_MAKERS.names():
-                yield from _fields(TERM_MAKERS.load(name, key).Config, f"terms.{name}.")
+            for name in ENVIRONMENTS.names():
+                for inner in _fields(ENVIRONMENTS.load(name, key).Config, "prompts.options."):
+                    yield inner[0], inner[1], f"(name: {name}) {inner[2]}"
+        elif key in ("rollout", "terms"):
+            registry = CONTROLLERS if key == "rollout" else TERM_MAKERS
+            for name in registry.names():
+                yield from _fields(registry.load(name, key).Config, f"{key}.{name}.")
 
 
 def _fields(kind: type, prefix: str) -> Iterator[tuple[str, str, str]]:

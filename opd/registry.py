@@ -1,7 +1,8 @@
 """Plug-ins by name. One strategy is one file, one `Config` dataclass, one class, and one line here.
 
 A class is imported when a recipe names it, so that listing recipes stays cheap. Third parties register through the entry
-point groups `opd.prompt_sources`, `opd.rollout_controllers` and `opd.term_makers`, with the same meaning as a line here.
+point groups `opd.prompt_sources`, `opd.environments`, `opd.rollout_controllers` and
+`opd.term_makers`, with the same meaning as a line here.
 """
 
 from dataclasses import dataclass
@@ -39,9 +40,29 @@ PROMPT_SOURCES = Registry(
     "opd.prompt_sources",
     {
         "dataset": "opd.strategies.dataset:DatasetPrompts",
+        "environment": "opd.strategies.environment:EnvironmentPrompts",
     },
 )
-CONTROLLERS = Registry("rollout controller", "opd.rollout_controllers", {})
+ENVIRONMENTS = Registry(
+    "environment",
+    "opd.environments",
+    {
+        "calculator": "opd.envs.calculator:Calculator",
+        "reasoning_gym": "opd.envs.reasoning_gym:ReasoningGym",
+        "returns_desk": "opd.envs.returns_desk.desk:ReturnsDesk",
+    },
+)
+CONTROLLERS = Registry(
+    "rollout controller",
+    "opd.rollout_controllers",
+    {
+        "curriculum": "opd.strategies.curriculum:Curriculum",
+        "early_stop": "opd.strategies.early_stop:EarlyStop",
+        "horizon": "opd.strategies.horizon:Horizon",
+        "prefix": "opd.strategies.prefix:Prefix",
+        "stride": "opd.strategies.stride:Stride",
+    },
+)
 TERM_MAKERS = Registry(
     "term maker",
     "opd.term_makers",

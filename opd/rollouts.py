@@ -1,121 +1,122 @@
-"""From a prompt to a rollout, which controllers may stop while it is being sampled."""
+"""From a prompt to a rollout: turns are sampled and answered until the task, a limit or a controller ends it."""
 
-import asyncio
-from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
-from opd.plugins import RolloutController
-from opd.records import Array, Chunk, Progress, Prompt, Rollout, SampleRequest, Sampling, Turn
+from opd.contexts import Contexts
+from opd.envs.episode import Episode
+from opd.records import Array, Chunk, Limits, Prompt, Restart, Rollout, SampleRequest, Sampling, Start, Turn
+from opd.students.noise import slot_seed
 from opd.students.sampler import Sampler
-from opd.teachers.growing import AlignedScoring, OwnScoring
-from opd.tokenization import render
+from opd.watch import Watch
 
 
-class Contexts:
-    """Prompts as the student sees them."""
+@dataclass(frozen=True)
+class Plan:
+    """What the controllers want of a rollout before it begins."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_context: int, max_new_tokens: int) -> None:
-        self.tokenizer, self.max_context, self.max_new_tokens = tokenizer, max_context, max_new_tokens
-
-    def __call__(self, prompt: Prompt) -> Array | None:
-        """The prompt's ids [c] int32, or None where it leaves no room for a completion: such a prompt is skipped."""
-        ids = render(self.tokenizer, prompt)
-        return ids if 0 < len(ids) < self.max_context else None
-
-    def room(self, context_ids: Array) -> int:
-        """How many tokens may follow."""
-        return min(self.max_new_tokens, self.max_context - len(context_ids))
+    start: Start = field(default_factory=Start)
+    limits: Limits = field(default_factory=Limits)
 
 
-class Watch:
-    """Shows a growing turn to the controllers after every `unit` tokens, and tells where one of them stopped it.
-
-    Looking lags behind sampling (scores take their time). What was sampled meanwhile is cut off, so where a turn ends
-    depends on its tokens and never on who was faster.
-    """
-
-    def __init__(
-        self,
-        controllers: Sequence[RolloutController],
-        prompt: Prompt,
-        slot: int,
-        context_ids: Array,
-        unit: int,
-        scoring: OwnScoring | AlignedScoring | None,
-    ) -> None:
-        self.controllers, self.prompt, self.slot, self.context_ids = controllers, prompt, slot, context_ids
-        self.unit, self.scoring = unit, scoring
-        self.stopped_at: int | None = None
-        self._ids = np.zeros(0, np.int32)
-        self._seen = 0
-        self._looking: asyncio.Task[None] | None = None
-
-    def feed(self, ids: Array) -> None:
-        """The turn's next tokens. Raises what went wrong with those before."""
-        self._ids = np.concatenate([self._ids, ids])
-        if self._looking is not None and self._looking.done():
-            self._looking.result()  # raises what the teacher did
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-
-    async def verdict(self) -> int | None:
-        """After how many tokens the turn was stopped, once everything fed has been looked at; None if it was not."""
-        if self._looking is not None:
-            await self._looking
-        return self.stopped_at
-
-    async def close(self) -> None:
-        """Ends the looking of a rollout that comes to nothing, and lets the teacher forget the stream."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
-        if self.scoring is not None:
-            self.scoring.close()
-
-    async def _look(self) -> None:
-        """Whole units only: a turn's last few tokens cannot be stopped any more."""
-        while self.stopped_at is None and len(self._ids) - self._seen >= self.unit:
-            whole = len(self._ids) // self.unit * self.unit
-            if isinstance(self.scoring, OwnScoring):
-                await self.scoring.logps(self._ids[:whole])  # in one request, which the loop then reads
-            for end in range(self._seen + self.unit, whole + 1, self.unit):
-                logps = None if self.scoring is None else await self.scoring.logps(self._ids[:end])
-                progress = Progress(self.prompt, self.slot, self.context_ids, self._ids[:end], logps)
-                if any(controller.stops(progress) for controller in self.controllers):
-                    self.stopped_at = end
-                    return
-            self._seen = whole
+NO_PLAN = Plan()
 
 
-async def sample_rollout(
-    sampler: Sampler,
-    prompt: Prompt,
-    slot: int,
-    context_ids: Array,
-    seed: int,
-    room: int,
-    sampling: Sampling,
-    watch: Watch | None = None,
-) -> Rollout:
-    """One single-turn rollout."""
-    chunks: list[Chunk] = []
-    try:
-        async with aclosing(sampler.generate(SampleRequest(context_ids, seed, room, sampling))) as stream:  # type: ignore[type-var]
+class InPlay:
+    """How many rollouts are being sampled: while there are any, more requests to the teachers are on their way."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        self.count += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+
+
+@dataclass(frozen=True)
+class Player:
+    """Plays prompts with a sampler. `in_play` counts the rollouts of all players that share it."""
+
+    sampler: Sampler
+    contexts: Contexts
+    sampling: Sampling
+    in_play: InPlay
+
+    @property
+    def busy(self) -> bool:
+        """Whether rollouts are being sampled."""
+        return self.in_play.count > 0
+
+    async def play(
+        self, prompt: Prompt, slot: int, seed: int, plan: Plan = NO_PLAN, watch: Watch | None = None
+    ) -> Rollout | None:
+        """One rollout; None for a prompt that leaves no room for an answer.
+
+        Turn k draws its noise from (seed, k); the first from `seed` alone.
+        """
+        opening_ids = self.contexts(prompt)
+        if opening_ids is None:
+            return None
+        with self.in_play:
+            try:
+                return await self._play(prompt, opening_ids, slot, seed, plan, watch)
+            finally:
+                if watch is not None:
+                    await watch.close()
+
+    async def _play(
+        self, prompt: Prompt, opening_ids: Array, slot: int, seed: int, plan: Plan, watch: Watch | None
+    ) -> Rollout:
+        episode = Episode(prompt, opening_ids, self.contexts, plan.limits.turns)
+        reused = plan.start.tokens
+        restart: Restart = episode.restore(plan.start) if plan.start.turns else ""
+        if reused is not None:
+            fits = len(reused.sampled_ids) < self._room(opening_ids, plan.limits)
+            reused, restart = (reused, "restored") if fits else (None, "too long")
+        finish = None
+        while finish is None:
+            number = len(episode.turns)
+            room = self._room(episode.context_ids, plan.limits if episode.single else Limits())
+            turn = await self._turn(episode, slot_seed(seed, number) if number else seed, room, reused, watch)
+            cut_by_controller = episode.single and len(turn.sampled_ids) == plan.limits.tokens and turn.finish == "length"
+            finish = episode.take(replace(turn, finish="stopped") if cut_by_controller else turn)
+            reused = None
+            if finish is None and watch is not None and watch.stopped_at is not None:
+                finish = "stopped"
+                episode.turns[-1] = replace(episode.turns[-1], finish=finish)
+        return episode.rollout(slot, restart)
+
+    def _room(self, context_ids: Array, limits: Limits) -> int:
+        room = self.contexts.room(context_ids)
+        return room if limits.tokens is None else min(room, limits.tokens)
+
+    async def _turn(self, episode: Episode, seed: int, room: int, reused: Turn | None, watch: Watch | None) -> Turn:
+        """The next turn, of which the tokens of `reused` come first."""
+        context_ids, prefix = episode.context_ids, np.zeros(0, np.int32) if reused is None else reused.sampled_ids
+        if watch is not None:
+            watch.begin(episode.turns, context_ids, reused)
+        chunks: list[Chunk] = []
+        request = SampleRequest(
+            np.concatenate([context_ids, prefix]), seed, room - len(prefix), self.sampling, not episode.single
+        )
+        async with aclosing(self.sampler.generate(request)) as stream:  # type: ignore[type-var]
             async for chunk in stream:
                 chunks.append(chunk)
                 if watch is not None:
-                    watch.feed(chunk.sampled_ids)
+                    await watch.feed(chunk.sampled_ids)
                     if watch.stopped_at is not None:
                         break
         if chunks[-1].finish is None:
             chunks[-1] = replace(chunks[-1], finish="stopped")
         turn = Turn.of(context_ids, chunks)
-        length = None if watch is None else await watch.verdict()
-        return Rollout(prompt, slot, (turn if length is None else turn.stopped_at(length),))
-    finally:
-        if watch is not None:
-            await watch.close()
+        if reused is not None:
+            turn = turn.after(reused)
+        if watch is None:
+            return turn
+        length, logps = await watch.ended()
+        turn = replace(turn, teacher_logps=logps)
+        return turn if length is None else turn.stopped_at(length)

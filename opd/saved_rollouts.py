@@ -1,21 +1,42 @@
 """Rollouts on disk, to the last bit: one safetensors file with the arrays of all turns, the rest in its metadata.
 
-Prompts are not kept: they follow from the step and the slot.
+Prompts are not kept: they follow from the step and the slot. Turns alone are packed by `pack_turns`.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from opd.errors import UserError
-from opd.records import Prompt, Rollout, Turn
+from opd.records import Array, Prompt, Rollout, Turn
 
-ARRAYS = ("context_ids", "sampled_ids", "sampler_logps", "topk_ids", "topk_logps")
-SCALARS = ("finish", "num_reused", "num_discarded", "versions")
+ARRAYS = ("context_ids", "sampled_ids", "sampler_logps", "topk_ids", "topk_logps", "teacher_logps")
+SCALARS = ("finish", "num_reused", "num_discarded", "versions", "observations", "state_hash", "mistake")
+
+
+def pack_turns(turns: Sequence[Turn], name: str) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """(a JSON object a turn, the arrays by `NAME.TURN.FIELD`)."""
+    arrays: dict[str, Array] = {}
+    for place, turn in enumerate(turns):
+        given = {field: getattr(turn, field) for field in ARRAYS if getattr(turn, field) is not None}
+        arrays |= {f"{name}.{place}.{field}": np.ascontiguousarray(array) for field, array in given.items()}
+    return [{field: getattr(turn, field) for field in SCALARS} for turn in turns], arrays
+
+
+def unpack_turns(rows: Sequence[Mapping[str, Any]], arrays: Mapping[str, Array], name: str) -> tuple[Turn, ...]:
+    """What `pack_turns` packed, from before or after a way through JSON. Raises KeyError or TypeError for anything else."""
+    turns = []
+    for place, row in enumerate(rows):
+        given: dict[str, Any] = {field: arrays.get(f"{name}.{place}.{field}") for field in ARRAYS}
+        versions = tuple((start, version) for start, version in row["versions"])
+        scalars = {**row, "versions": versions, "observations": tuple(row["observations"])}
+        turns.append(Turn(**given, **scalars))
+    return tuple(turns)
 
 
 def save_rollouts(path: Path, rollouts: Sequence[Rollout]) -> None:
@@ -23,12 +44,9 @@ def save_rollouts(path: Path, rollouts: Sequence[Rollout]) -> None:
     arrays: dict[str, np.ndarray] = {}
     rows = []
     for number, rollout in enumerate(rollouts):
-        turns = []
-        for place, turn in enumerate(rollout.turns):
-            given = {name: getattr(turn, name) for name in ARRAYS if getattr(turn, name) is not None}
-            arrays |= {f"{number}.{place}.{name}": np.ascontiguousarray(array) for name, array in given.items()}
-            turns.append({name: getattr(turn, name) for name in SCALARS})
-        scores = {"outcome": rollout.outcome, "score": rollout.score}
+        turns, own = pack_turns(rollout.turns, str(number))
+        arrays |= own
+        scores = {"outcome": rollout.outcome, "score": rollout.score, "restart": rollout.restart}
         rows.append({"slot": rollout.slot, "prompt": rollout.prompt.id, "turns": turns, **scores})
     save_file(arrays, path, metadata={"rollouts": json.dumps(rows)})
 
@@ -52,10 +70,6 @@ def load_rollouts(path: Path, prompt_of: Callable[[int], Prompt]) -> list[Rollou
                 f"prompts: slot {row['slot']} had prompt {row['prompt']} when the run stopped and now has {prompt.id}; "
                 "restore the data as they were"
             )
-        turns = []
-        for place, scalars in enumerate(row["turns"]):
-            given = {name: arrays.get(f"{number}.{place}.{name}") for name in ARRAYS}
-            versions = tuple((start, version) for start, version in scalars.pop("versions"))
-            turns.append(Turn(**given, **scalars, versions=versions))  # type: ignore[arg-type]
-        rollouts.append(Rollout(prompt, row["slot"], tuple(turns), row["outcome"], row["score"]))
+        turns = unpack_turns(row["turns"], arrays, str(number))
+        rollouts.append(Rollout(prompt, row["slot"], turns, row["outcome"], row["score"], row["restart"]))
     return rollouts

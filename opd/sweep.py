@@ -7,6 +7,8 @@
       full: {}
       sampled: {terms: {reverse_kl: {form: sampled}}}
 
+`seeds` may also be a mapping from each seed to changed keys of its own, as `{0: {student: {model: a}}, 1: {}}`.
+
 The runs lie in `OUT/VARIANT/seed-S`, which is how `opd compare` knows them.
 """
 
@@ -27,6 +29,7 @@ from omegaconf import MISSING, OmegaConf
 
 from opd.config import RunConfig, build_config, parse_section
 from opd.data import load_prompts
+from opd.envs.config import load_tasks
 from opd.errors import UserError
 from opd.files import explain_unwritable, write_text
 from opd.processes import die_with_parent
@@ -44,7 +47,7 @@ class SweepConfig:
     """The content of a sweep's file."""
 
     recipe: str = MISSING
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: Any = field(default_factory=lambda: [0])
     overrides: dict[str, Any] = field(default_factory=dict)
     variants: dict[str, Any] = field(default_factory=dict)
 
@@ -81,10 +84,9 @@ def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[Plann
     """
     path = find_recipe(file)
     sweep = _read_sweep(path)
-    if not sweep.variants or not sweep.seeds:
+    seeds = _seeds(sweep.seeds)
+    if not sweep.variants or not seeds:
         raise UserError("variants: a sweep needs at least one variant and one seed")
-    if len(set(sweep.seeds)) < len(sweep.seeds):
-        raise UserError(f"seeds: {sweep.seeds} names a seed twice")
     beside = path.parent / f"{sweep.recipe}.yaml"
     base = read_recipe(beside if beside.is_file() else find_recipe(sweep.recipe))
     runs = []
@@ -94,8 +96,9 @@ def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[Plann
             raise UserError(f"variants: {variant!r} is to be a folder's name: letters, digits and . _ + = - (not {taken})")
         if not isinstance(changes, Mapping | None):
             raise UserError(f"variants.{variant} is {changes!r}: write the changed keys below it, or {{}} for none")
-        for seed in sweep.seeds:
-            raw = overlay(overlay(overlay(base, sweep.overrides), overrides), {**(changes or {}), "seed": seed})
+        for seed, own in seeds.items():
+            common = overlay(overlay(overlay(base, sweep.overrides), own), overrides)
+            raw = overlay(common, {**(changes or {}), "seed": seed})
             try:
                 config = build_config(raw)
                 check_files(config)
@@ -112,8 +115,22 @@ def plan_sweep(file: str, overrides: Mapping[str, Any], out: Path) -> list[Plann
 def _read_sweep(path: Path) -> SweepConfig:
     """The file's content; `${seed}` in overrides and variants is left for the recipes that they become."""
     raw = read_yaml(path)
-    later = {name: raw[name] for name in ("overrides", "variants") if isinstance(raw.get(name), Mapping)}
-    return replace(parse_section(SweepConfig, {**raw, **{name: {} for name in later}}, ""), **later)
+    later = {name: raw[name] for name in ("overrides", "variants", "seeds") if isinstance(raw.get(name), Mapping)}
+    now = {name: value for name, value in raw.items() if name not in later}
+    return replace(parse_section(SweepConfig, now, ""), **later)
+
+
+def _seeds(given: Any) -> dict[int, Mapping[str, Any]]:
+    """The changed keys of each seed. Raises `UserError`."""
+    if isinstance(given, list) and len(set(given)) < len(given):
+        raise UserError(f"seeds: {given} names a seed twice")
+    named = {seed: {} for seed in given} if isinstance(given, list) else given
+    if not isinstance(named, Mapping) or not all(
+        isinstance(seed, int) and not isinstance(seed, bool) and isinstance(own or {}, Mapping)
+        for seed, own in named.items()
+    ):
+        raise UserError(f"seeds: expected a list of numbers, or a mapping from numbers to changed keys, found {given!r}")
+    return {seed: own or {} for seed, own in named.items()}
 
 
 def _refuse_other(run: PlannedRun) -> None:
@@ -132,7 +149,13 @@ def evaluate_teacher(runs: Sequence[PlannedRun], out: Path) -> Path | None:
     options, limit = first.eval, first.eval.max_new_tokens or first.sampling.max_new_tokens
     asked = [(run.config.teachers, run.config.eval, run.config.sampling.max_new_tokens) for run in runs]
     (teacher,) = first.teachers.values() if len(first.teachers) == 1 else (None,)
-    if teacher is None or teacher.model is None or options.prompts is None or any(other != asked[0] for other in asked):
+    if teacher is None or teacher.model is None or any(other != asked[0] for other in asked):
+        return None
+    if options.environment is not None:
+        problems = load_tasks(options.environment, "eval.environment")
+    elif options.prompts is not None:
+        problems = load_prompts(options.prompts, "eval.prompts")
+    else:
         return None
     if teacher.urls or teacher.adapter or teacher.revision or teacher.quantization:
         return None  # not a model that `opd eval` can load
@@ -140,7 +163,7 @@ def evaluate_teacher(runs: Sequence[PlannedRun], out: Path) -> Path | None:
 
     evaluate(
         teacher.model,
-        load_prompts(options.prompts, "eval.prompts"),
+        problems,
         out / "teacher",
         suite="heldout",
         overwrite=True,

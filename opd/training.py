@@ -20,7 +20,7 @@ def train(
     import torch
 
     from opd.assembly import assemble, make_accelerator
-    from opd.checkpoint import latest, load_in_flight, load_optimizer, read_state, step_of
+    from opd.checkpoint import latest, load_in_flight, load_optimizer, load_steering, read_state, step_of
     from opd.engine import Engine
     from opd.progress import ProgressBar
     from opd.recorder import Recorder
@@ -38,10 +38,11 @@ def train(
         torch.manual_seed(config.seed)
         parts = assemble(config, accelerator, checkpoint)
         closing.callback(parts.close)
-        known = {}
+        known, remembers = {}, True
         if checkpoint is not None:
             load_optimizer(checkpoint, parts.learner, state)
             parts.teachers.check_digests(state.get("teachers", {}))
+            remembers = load_steering(checkpoint, parts.steering, state)
             known = load_in_flight(checkpoint, config.batch, parts.prompts, done)
         directory.begin(done)  # everything is loaded: only now may an older run be replaced
         trackers = open_trackers(config.trackers, config, directory.path) if main else []
@@ -53,6 +54,8 @@ def train(
             bar.say(f"note: {note}")
         if checkpoint is not None:
             recorder.load_state_dict(state["recorder"])
+            if not remembers:
+                bar.say("note: teacher, tokenizer or template changed: the rollout controllers begin anew")
             bar.say(f"resuming after step {done} from {os.path.relpath(checkpoint)}")
         elif resume:
             bar.say(f"note: nothing to resume in {out}: starting at step 1")

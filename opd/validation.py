@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from opd.data import DatasetConfig, check_path
+from opd.envs.config import EnvironmentConfig, check_environment
 from opd.errors import UserError
 from opd.locate import check_location
 from opd.objective.config import OptimizerConfig
@@ -28,6 +29,8 @@ def check(config: "RunConfig") -> None:
         raise UserError("student.dtype: bfloat16 weights need objective.precision=bfloat16")
     if config.objective.updates_per_batch > config.batch.prompts * config.batch.rollouts_per_prompt:
         raise UserError("objective.updates_per_batch is larger than the number of rollouts in a batch")
+    if config.eval.environment is not None and (config.eval.prompts or config.eval.selection) is not None:
+        raise UserError("eval.environment: episodes take the place of eval.prompts and eval.selection; leave these out")
     if config.eval.selection is not None and config.eval.prompts is None:
         raise UserError("eval.selection needs eval.prompts: a checkpoint is chosen on the one and reported on the other")
     if config.eval.selection is not None and config.eval.every == 0:
@@ -47,7 +50,8 @@ def check(config: "RunConfig") -> None:
 
 
 def check_files(config: "RunConfig") -> None:
-    """Refuses models and files that do not exist, without loading any. Raises `UserError` naming the field."""
+    """Refuses models, files and environments that do not exist, without loading a model. Raises `UserError` naming the
+    field."""
     check_location(config.student.model, "student.model")
     for name, teacher in config.frozen.items():
         if teacher.model is not None and not teacher.urls:  # the folder may be on the server's machine alone
@@ -58,6 +62,9 @@ def check_files(config: "RunConfig") -> None:
     for key, source in {**sources, "eval.selection": config.eval.selection}.items():
         if isinstance(source, DatasetConfig):
             check_path(source.path, key)
+    for key, tasks in {"prompts": config.prompts["config"], "eval.environment": config.eval.environment}.items():
+        if isinstance(tasks, EnvironmentConfig):
+            check_environment(tasks, key)
 
 
 def check_optimizer(optimizer: OptimizerConfig) -> None:
@@ -98,6 +105,7 @@ def _check_ranges(config: "RunConfig") -> None:
         "eval.kl_prompts": config.eval.kl_prompts,
         "checkpoint.every": config.checkpoint.every,
         "trackers.rollouts_every": config.trackers.rollouts_every,
+        "sampler.kept_mib": config.sampler.kept_mib,
     }
     shares = {"sampling.top_p": config.sampling.top_p, "eval.top_p": config.eval.top_p}
     for key, value in at_least_1.items():

@@ -48,7 +48,9 @@ class SamplerConfig:
     max_rows: int = 64
     """Rollouts decoded at once; the others wait for a freed row."""
     chunk_tokens: int = 16
-    """Tokens between two reports of an unfinished rollout."""
+    """Tokens between two reports of an unfinished rollout; the unit of stops and restarts within a single answer."""
+    kept_mib: int = 1024
+    """Memory for keys and values kept between the turns of episodes, so that a turn reads only what is new."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The Hugging Face sampler: batched decoding in process with a KV cache.
 
 Finished rows leave the batch and waiting prompts take their place, so cost follows live tokens. The noise of a token
-depends on its turn's seed and its position alone, so a rollout depends on its neighbours by rounding at most.
+depends on its turn's seed and its position alone, so a rollout depends on its neighbours by rounding at most. Turns that
+others follow keep their keys and values until then.
 Shape legend: B rows, T columns of the cache, V ids in use, P tokens of the longest prompt of a prefill.
 """
 
@@ -22,10 +23,13 @@ from opd.errors import UserError
 from opd.models import cache_argument, decoder, output_head
 from opd.records import Chunk, Finish, SampleRequest
 from opd.students.drawing import draw, student_topk
+from opd.students.kept_turns import KeptTurns, following_row, left_aligned
 from opd.students.kv_cache import RowCache
 from opd.students.noise import uniform
+from opd.teachers.kv_streams import PassCache, Stream, can_cache
 
 PREFILL_TOKENS = 8192  # of one prefill forward, padding included
+MAX_KEPT_BYTES = 2**30
 REFILL_SHARE = 4  # a quarter of the rows must be free before others are prefilled, so that prefills are not tiny
 
 
@@ -41,12 +45,25 @@ class _Row:
     topk_logps: list[Tensor] = field(default_factory=list)
     reported: int = 0
     held: Tensor | None = None  # [V] bool, with a presence penalty: tokens that the turn holds
+    awaited: bool = False  # whoever asked for the turn waits for its next chunk
+    before: Stream | None = None  # keys and values of the beginning of its context
+    kept: bool = False  # its own were kept for the turn after it
     finish: Finish | None = None
 
     @property
     def length(self) -> int:
         """Tokens in the cache once the newest sampled one has been fed back."""
         return len(self.request.context_ids) + len(self.ids)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the beginning of its context need not be read again."""
+        return self.before is not None
+
+    @property
+    def num_fed(self) -> int:
+        """Tokens of its context that a prefill must read."""
+        return len(self.request.context_ids) - (0 if self.before is None else len(self.before.ids))
 
 
 class HFSampler:
@@ -64,9 +81,13 @@ class HFSampler:
         chunk_tokens: int = 16,
         dtype: torch.dtype | None = None,
         copy_weights: bool = False,
+        max_kept_bytes: int = MAX_KEPT_BYTES,
         clock: Clock | None = None,
     ) -> None:
-        """`copy_weights` keeps a copy even where the student's own weights would do: they may be sharded later."""
+        """`copy_weights` keeps a copy even where the student's own weights would do: they may be sharded later.
+
+        `max_kept_bytes`: of keys and values that are kept between the turns of episodes.
+        """
         own = next(student.parameters()).dtype
         self.shared = dtype in (None, own) and not copy_weights
         self.model = student if self.shared else _in_type(copy.deepcopy(student), dtype or own)
@@ -76,10 +97,12 @@ class HFSampler:
         self.max_rows, self.chunk_tokens = max_rows, chunk_tokens
         self.version, self.clock = 0, clock or Clock()
         self.cache_name = cache_argument(decoder(self.model))
+        self._kept = KeptTurns(max_kept_bytes if can_cache(decoder(self.model)) else 0)
         self._waiting: deque[_Row] = deque()
         self._rows: list[_Row] = []  # the cache's rows, finished ones included until the next repack
         self._cache = RowCache()
         self._worker: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()  # who waits for chunks
 
     @property
     def busy(self) -> bool:
@@ -89,6 +112,7 @@ class HFSampler:
         """See `opd.students.sampler.Sampler.sync`. The cache is empty between batches, so nothing stale survives."""
         assert not self.busy, "sync while turns are being decoded"
         self.version = version
+        self._kept.clear()
         if not self.shared:
             with torch.no_grad():
                 for mine, theirs in zip(self.model.parameters(), student.parameters(), strict=True):
@@ -97,13 +121,17 @@ class HFSampler:
     async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """See `opd.students.sampler.Sampler.generate`."""
         assert len(request.context_ids), "an empty context has nothing to condition on"
-        row = _Row(request)
+        row = _Row(request, before=self._kept.take(request.context_ids) if request.episode else None)
         self._waiting.append(row)
         if self._worker is None or self._worker.done():
+            self._changed = asyncio.Event()  # of this loop
             self._worker = asyncio.create_task(self._work())
         try:
             while True:
+                row.awaited = True
+                self._changed.set()
                 chunk = await row.chunks.get()
+                row.awaited = False
                 if isinstance(chunk, Exception):
                     raise chunk
                 yield chunk
@@ -111,6 +139,7 @@ class HFSampler:
                     return
         finally:
             row.finish = row.finish or "stopped"
+            self._changed.set()
 
     async def _work(self) -> None:
         await asyncio.sleep(0)  # turns requested in the same turn of the loop start together
@@ -126,6 +155,7 @@ class HFSampler:
                         self._decode()
                     self._report()
                 await asyncio.sleep(0)
+                await self._all_awaited()
         except Exception as error:
             for row in (*self._rows, *self._waiting):
                 row.finish = "stopped"
@@ -135,6 +165,12 @@ class HFSampler:
             self.model.train(training)
             self._rows, self._cache = [], RowCache()
 
+    async def _all_awaited(self) -> None:
+        """Waits until someone waits for the next chunk of every row: who is shown the last one may be about to stop it."""
+        while any(row.finish is None and not (row.awaited and row.chunks.empty()) for row in self._rows):
+            self._changed.clear()
+            await self._changed.wait()
+
     def _admit(self) -> None:
         """Drops finished rows and prefills waiting ones where it pays; makes room for the next token."""
         live = [i for i, row in enumerate(self._rows) if row.finish is None]
@@ -142,9 +178,8 @@ class HFSampler:
             self._waiting.popleft()  # stopped before it began
         free = self.max_rows - len(live)
         wanted = self._same_sampling(self._rows[live[0]].request if live else None, free)
-        refill = wanted and (
-            not live or len(wanted) >= min(len(self._waiting), self.max_rows // REFILL_SHARE) or _fills_prefill(wanted)
-        )
+        alike = sum(row.goes_on == wanted[0].goes_on for row in self._waiting) if wanted else 0
+        refill = wanted and (not live or len(wanted) >= min(alike, self.max_rows // REFILL_SHARE) or _fills_prefill(wanted))
         if refill or (self._rows and (4 * len(live) <= 3 * len(self._rows) or not self._cache.room)):
             self._report()
             kept = [self._rows[i] for i in live]
@@ -153,11 +188,11 @@ class HFSampler:
                 [row.length - 1 for row in kept] + [len(row.request.context_ids) for row in wanted if refill], default=0
             )
             if refill:
-                prompts, logits = self._prefill([row.request.context_ids for row in wanted])
+                prompts, logits = self._prefill(wanted)
                 self._cache.repack(torch.tensor(live, dtype=torch.long), width, prompts, [row.length for row in wanted])
                 self._rows = kept + wanted
-                for _ in wanted:  # only now: if the prefill fails, they must hear of it
-                    self._waiting.popleft()
+                # only now: if the prefill fails, they must hear of it
+                self._waiting = deque(row for row in self._waiting if row not in wanted)
                 self._append(wanted, logits)
             elif kept:
                 self._cache.repack(torch.tensor(live, dtype=torch.long), width)
@@ -166,12 +201,17 @@ class HFSampler:
                 self._rows, self._cache = [], RowCache()
 
     def _same_sampling(self, running: SampleRequest | None, free: int) -> list[_Row]:
-        """The next waiting rows that can join: as many as fit, all with the sampling of those running."""
+        """The next waiting rows that can join: as many as fit, all with the sampling of those running.
+
+        Contexts of which the beginning is known join apart from whole ones, beside which they would be mostly padding.
+        """
         wanted: list[_Row] = []
         tokens = 0
         for row in self._waiting:
+            if wanted and row.goes_on != wanted[0].goes_on:
+                continue
             first = running or (wanted[0].request if wanted else row.request)
-            longest = max([tokens, len(row.request.context_ids)])
+            longest = max([tokens, row.num_fed])
             fits = len(wanted) < free and (not wanted or longest * (len(wanted) + 1) <= PREFILL_TOKENS)
             if not fits or row.finish is not None or row.request.sampling != first.sampling:
                 break
@@ -179,19 +219,25 @@ class HFSampler:
             tokens = longest
         return wanted
 
-    def _prefill(self, contexts: Sequence[np.ndarray]) -> tuple[Cache, Tensor]:
-        """(cache with left-aligned rows, logits [R, V] after each prompt). Right padding needs no mask."""
-        ids = np.zeros((len(contexts), max(map(len, contexts))), np.int64)
-        for row, context in zip(ids, contexts):
-            row[: len(context)] = context
-        cache = DynamicCache()
-        hidden = self._forward(torch.from_numpy(ids), cache)
-        last = torch.tensor([len(context) - 1 for context in contexts], device=hidden.device)
-        return cache, self._logits(hidden[torch.arange(len(contexts), device=hidden.device), last])
+    def _prefill(self, rows: Sequence[_Row]) -> tuple[Cache, Tensor]:
+        """(cache with left-aligned rows, logits [R, V] after each context). Right padding alone needs no mask."""
+        fed = [row.request.context_ids[-row.num_fed :] for row in rows]
+        ids = np.zeros((len(fed), max(map(len, fed))), np.int64)
+        for target, new in zip(ids, fed):
+            target[: len(new)] = new
+        going_on = [following_row(row.request.context_ids, row.before) for row in rows if row.before is not None]
+        cache = PassCache(going_on) if going_on else DynamicCache()
+        masks = cache.inputs(decoder(self.model).dtype, self._device) if isinstance(cache, PassCache) else {}  # type: ignore[arg-type]
+        hidden = self._forward(torch.from_numpy(ids), cache, **masks)
+        last = torch.tensor([len(new) - 1 for new in fed], device=hidden.device)
+        logits = self._logits(hidden[torch.arange(len(fed), device=hidden.device), last])
+        for row in rows:
+            row.before = None  # the batch's cache holds it now
+        return left_aligned(going_on) if going_on else cache, logits
 
     def _decode(self) -> None:
         """Feeds back each row's newest token and draws the next one."""
-        device = output_head(self.model).weight.device
+        device = self._device
         newest = torch.tensor([[row.ids[-1]] for row in self._rows])
         lengths = torch.tensor([row.length for row in self._rows])
         width = self._cache.layers[0].end + 1
@@ -211,6 +257,10 @@ class HFSampler:
         body = decoder(self.model)
         device = next(body.parameters()).device
         return body(input_ids=ids.to(device), use_cache=True, **{self.cache_name: cache}, **inputs).last_hidden_state
+
+    @property
+    def _device(self) -> torch.device:
+        return output_head(self.model).weight.device
 
     def _logits(self, hidden: Tensor) -> Tensor:
         head = output_head(self.model)
@@ -249,9 +299,22 @@ class HFSampler:
                 row.held[row.ids[-1]] = True
         return torch.stack([row.held for row in rows if row.held is not None])
 
+    def _keep(self, place: int, row: _Row) -> None:
+        """Keeps the keys and values of a turn that ended, for the next one. Its last token was never fed."""
+        length = len(row.request.context_ids) + len(row.logps) - 1
+        layers = []
+        for layer in self._cache.layers:
+            start = layer.end - (row.length - 1)  # finished rows go on until the next repack
+            layers.append(tuple(part[place, :, start : start + length].clone() for part in layer.buffers))
+        ids = np.concatenate([row.request.context_ids, row.ids[: len(row.logps) - 1]]).astype(np.int32)
+        self._kept.put(ids, layers)
+        row.kept = True
+
     def _report(self) -> None:
         """Hands each row's new tokens to whoever waits for them."""
-        for row in self._rows:
+        for place, row in enumerate(self._rows):
+            if row.request.episode and row.finish == "eos" and not row.kept and self._kept.max_bytes:
+                self._keep(place, row)
             new = slice(row.reported, len(row.logps))
             if new.start == new.stop:
                 continue
@@ -271,7 +334,7 @@ class HFSampler:
 
 def _fills_prefill(rows: Sequence[_Row]) -> bool:
     """Whether one more such prompt would not fit into the same forward pass."""
-    return max(len(row.request.context_ids) for row in rows) * (len(rows) + 1) > PREFILL_TOKENS
+    return max(row.num_fed for row in rows) * (len(rows) + 1) > PREFILL_TOKENS
 
 
 def _in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:

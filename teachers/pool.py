@@ -1,7 +1,8 @@
 """The frozen models of a run by name, behind the protocol that term makers use."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -9,11 +10,12 @@ import torch
 from opd.alignment.aligner import Aligner
 from opd.alignment.coverage import Coverage
 from opd.clock import Clock
+from opd.envs.dialogue import messages
+from opd.episodes import Reply
 from opd.errors import UserError
 from opd.models import OutputHead
 from opd.records import Array, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Turn
-from opd.teachers.growing import AlignedScoring, OwnScoring
-from opd.teachers.stream import ScoreStream
+from opd.teachers.growing import AlignedScoring, OwnScoring, Scoring
 
 
 class Teacher(Protocol):
@@ -49,7 +51,8 @@ class TeacherPool:
     """Implements `opd.plugins.Models`.
 
     `routed` are the teachers that prompts are sent to; others are asked by name only, such as weak references. `aligners`
-    has those that read with another tokenizer than the student; a step must align `min_byte_coverage` of its text.
+    has those that read with another tokenizer than the student; a step must align `min_byte_coverage` of its text. `read`
+    gives what the student said in a turn from its sampled ids, to show it to these; single answers need none.
     """
 
     def __init__(
@@ -59,8 +62,9 @@ class TeacherPool:
         aligners: Mapping[str, Aligner] | None = None,
         min_byte_coverage: float = 0.0,
         clock: Clock | None = None,
+        read: Callable[[Array], Reply] | None = None,
     ) -> None:
-        self.clock = clock or Clock()
+        self.clock, self._read = clock or Clock(), read
         self.teachers, self.aligners, self.min_byte_coverage = teachers, aligners or {}, min_byte_coverage
         self.routed = tuple(teachers if routed is None else routed)
 
@@ -78,9 +82,9 @@ class TeacherPool:
         aligner = self.aligners.get(model)
         if aligner is None:
             return None
-        assert len(rollout.turns) == 1, "of a later turn the teacher would have to be shown the turns before it"
+        number = next(i for i, one in enumerate(rollout.turns) if one is turn)
         with self.clock("align"):
-            return aligner.align(turn.sampled_ids, aligner.context(rollout.prompt))
+            return aligner.align(turn.sampled_ids, self._context_after(aligner, rollout.prompt, rollout.turns[:number]))
 
     async def score(self, model: str, request: ScoreRequest) -> Scores:
         return await self.teachers[model].score(request)
@@ -90,13 +94,20 @@ class TeacherPool:
         aligner = self.aligners.get(model)
         return None if aligner is None else aligner.same_bytes
 
-    def growing(self, model: str, prompt: Prompt, context_ids: Array, temperature: float) -> OwnScoring | AlignedScoring:
-        """Scoring of a rollout with this context [c] of the student while it grows."""
+    def growing(self, model: str, prompt: Prompt, temperature: float) -> Scoring:
+        """Scoring of a rollout while it grows."""
         aligner = self.aligners.get(model)
         if aligner is None:
-            return OwnScoring(ScoreStream(self.teachers[model], context_ids, temperature=temperature))
-        context_ids = aligner.context(prompt)
-        return AlignedScoring(ScoreStream(self.teachers[model], context_ids, temperature=temperature), aligner, context_ids)
+            return OwnScoring(self.teachers[model], temperature)
+        return AlignedScoring(self.teachers[model], aligner, partial(self._context_after, aligner, prompt), temperature)
+
+    def _context_after(self, aligner: Aligner, prompt: Prompt, turns: Sequence[Turn]) -> Array:
+        """[c] int32: the conversation up to the turn that follows these, as a teacher with another tokenizer sees it."""
+        if not turns:
+            return aligner.context(prompt)
+        assert self._read is not None, "of a later turn the teacher must be shown the turns before it"
+        exchanges = [(self._read(turn.sampled_ids), turn.observations) for turn in turns]
+        return aligner.context(replace(prompt, messages=tuple(messages(prompt, exchanges))))
 
     def heads(self, device: torch.device) -> dict[str, OutputHead]:
         """Output heads of the teachers that read the student's own tokens, by the id that `Scores.head` carries.

@@ -134,6 +134,33 @@ def random_rollout():
 
 
 @pytest.fixture(scope="session")
+def random_episode():
+    """`random_episode(seed, context, (sampled, observed), ..., reused=0, rerender=False)`: a rollout of several turns.
+
+    After each turn of `sampled` tokens come `observed` tokens that the student did not sample; the first `reused` turns are
+    those of an earlier rollout. With `rerender` later contexts have the first one in common and are otherwise arbitrary.
+    """
+
+    def build(seed: int, context: int, *sizes: tuple[int, int], reused: int = 0, rerender: bool = False) -> Rollout:
+        rng = np.random.default_rng(seed)
+
+        def ids(size: int) -> np.ndarray:
+            return rng.integers(3, VOCAB, size).astype(np.int32)
+
+        opening = context_ids = ids(context)
+        turns = []
+        for number, (sampled, observed) in enumerate(sizes):
+            logps = -rng.exponential(size=sampled).astype(np.float32)
+            turn = Turn(context_ids, ids(sampled), logps, "eos", num_reused=sampled if number < reused else 0)
+            before = np.append(opening, ids(sampled)) if rerender else np.append(context_ids, turn.sampled_ids)
+            context_ids = np.append(before, ids(observed))
+            turns.append(turn)
+        return Rollout(Prompt(id=str(seed)), seed, tuple(turns))
+
+    return build
+
+
+@pytest.fixture(scope="session")
 def byte_tokenizer():
     """`byte_tokenizer(merges, characters)`: byte-level BPE over a few characters, all the text that a model can write."""
 

@@ -252,3 +252,13 @@ def test_a_copy_never_overwrites(tmp_path):
     with pytest.raises(UserError, match="exists: choose another name"):
         copy_recipe("quickstart", copied)
     assert copy_recipe("quickstart", tmp_path / "new" / "mine.yaml").is_file()
+
+
+def test_a_section_set_to_null_is_removed(recipe):
+    text = "rollout: {early_stop: {stop_below: -2.0}}\neval: {every: 3}\n"
+    assert load_config(recipe(text)).rollout
+    config = load_config(recipe(text), ["rollout=null", "eval=null"])
+    assert not config.rollout
+    assert config.eval == RunConfig().eval
+    with pytest.raises(UserError, match="unknown key 'rolout'"):
+        load_config(recipe(text), ["rolout=null"])

@@ -5,10 +5,11 @@ import asyncio
 import numpy as np
 import pytest
 
-from opd.records import Chunk, Progress, Prompt, Sampling, ScoreRequest, Scores
-from opd.rollouts import Watch, sample_rollout
+from opd.plugins import RolloutController
+from opd.records import Chunk, Limits, Progress, Prompt, Sampling, ScoreRequest, Scores, Start, Turn
+from opd.rollouts import InPlay, Plan, Player
 from opd.teachers.growing import OwnScoring
-from opd.teachers.stream import ScoreStream
+from opd.watch import Watch
 
 CONTEXT = np.array([1, 5, 6], np.int32)
 IDS = np.arange(10, 30, dtype=np.int32)
@@ -18,9 +19,10 @@ class Scripted:
     """Samples `IDS` in chunks of the sizes given, then ends with EOS; notes how much of it was asked for."""
 
     def __init__(self, sizes, pause_s=0.0):
-        self.sizes, self.pause_s, self.num_sampled = sizes, pause_s, 0
+        self.sizes, self.pause_s, self.num_sampled, self.requests = sizes, pause_s, 0, []
 
     async def generate(self, request):
+        self.requests.append(request)
         for number, size in enumerate(self.sizes):
             await asyncio.sleep(self.pause_s)
             ids = IDS[self.num_sampled : self.num_sampled + size]
@@ -44,7 +46,7 @@ class Teacher:
         self.closed.append(name)
 
 
-class StopAt:
+class StopAt(RolloutController):
     """Stops when the last token it sees is `token` or later."""
 
     def __init__(self, token, needs_scores=False):
@@ -55,16 +57,32 @@ class StopAt:
         return progress.sampled_ids[-1] >= self.token
 
 
+class Fixed:
+    """Contexts of a prompt without text: `CONTEXT`, and room for 99 tokens."""
+
+    def __call__(self, prompt):
+        return CONTEXT
+
+    def room(self, context_ids):
+        return 99
+
+
+def play(sampler, controller, teacher, unit=4, plan=Plan()):  # noqa: B008
+    async def run():
+        watch = Watch([controller], Prompt(id="p"), 3, unit, OwnScoring(teacher) if controller.needs_scores else None)
+        player = Player(sampler, Fixed(), Sampling(), InPlay())  # type: ignore[arg-type]
+        rollout = await player.play(Prompt(id="p"), 3, 0, plan, watch)
+        assert rollout is not None
+        assert not player.busy
+        return rollout
+
+    return asyncio.run(run())
+
+
 def roll(controller, sizes, unit=4, sampler_pause_s=0.0, teacher_pause_s=0.0):
     teacher = Teacher(teacher_pause_s)
     sampler = Scripted(sizes, sampler_pause_s)
-
-    async def run():
-        stream = OwnScoring(ScoreStream(teacher, CONTEXT)) if controller.needs_scores else None
-        watch = Watch([controller], Prompt(id="p"), 3, CONTEXT, unit, stream)
-        return await sample_rollout(sampler, Prompt(id="p"), 3, CONTEXT, 0, 99, Sampling(), watch)  # type: ignore[arg-type]
-
-    return asyncio.run(run()), teacher, sampler
+    return play(sampler, controller, teacher, unit), teacher, sampler
 
 
 @pytest.mark.parametrize("pauses", [(0.0, 0.0), (0.0, 0.02), (0.02, 0.0), (0.01, 0.01)])
@@ -81,9 +99,61 @@ def test_where_it_stops_depends_on_its_tokens_alone(sizes, pauses, needs_scores)
     assert len(teacher.closed) == needs_scores
 
 
-def test_sampling_ends_soon_after_the_stop():
-    _, _, sampler = roll(StopAt(13, needs_scores=True), [1] * 20, 4, sampler_pause_s=0.01)
-    assert sampler.num_sampled <= 6
+@pytest.mark.parametrize("teacher_pause_s", [0.0, 0.03])
+@pytest.mark.parametrize("sizes", [[4] * 5, [3, 4, 4, 4, 4], [1] * 20, [2, 4, 4, 4]])
+def test_at_most_one_chunk_is_sampled_after_the_stop(sizes, teacher_pause_s):
+    rollout, _, sampler = roll(StopAt(16, needs_scores=True), sizes, 4, 0.0, teacher_pause_s)
+    assert rollout.num_tokens == 8
+    assert sampler.num_sampled <= 8 + 4
+
+
+def test_scores_of_a_chunk_come_while_the_next_is_sampled():
+    """Of aligned chunks the one before is awaited, not the newest."""
+    seen = []
+
+    class Slow(Teacher):
+        async def score(self, request):
+            seen.append((len(request.token_ids), sampler.num_sampled))
+            return await super().score(request)
+
+    sampler = Scripted([4] * 5, pause_s=0.01)
+    play(sampler, StopAt(99, True), Slow(0.005))
+    assert [sampled for _, sampled in seen] == [4, 8, 12, 16, 20]
+
+
+def test_a_limit_of_tokens_is_not_sampled_beyond():
+    sampler = Scripted([4] * 5)
+    play(sampler, StopAt(99), Teacher(), plan=Plan(limits=Limits(tokens=7)))
+    assert sampler.requests[0].max_new_tokens == 7
+
+
+def reused(length):
+    ids = np.arange(40, 40 + length, dtype=np.int32)
+    return Turn(CONTEXT, ids, -ids / 100, "stopped", teacher_logps=-ids.astype(np.float32), versions=((0, 7),))
+
+
+def test_an_answer_goes_on_after_reused_tokens():
+    sampler, teacher, controller = Scripted([4, 4]), Teacher(), StopAt(99, True)
+    rollout = play(sampler, controller, teacher, plan=Plan(start=Start(tokens=reused(8))))
+    (turn,) = rollout.turns
+    assert rollout.restart == "restored"
+    assert sampler.requests[0].context_ids.tolist() == [*CONTEXT, *range(40, 48)]
+    assert sampler.requests[0].max_new_tokens == 99 - 8
+    assert turn.context_ids.tolist() == CONTEXT.tolist()
+    assert turn.sampled_ids.tolist() == [*range(40, 48), *range(10, 18)]
+    assert turn.trainable.tolist() == [False] * 8 + [True] * 8
+    assert turn.policy_versions.tolist() == [7] * 8 + [0] * 8
+    assert turn.teacher_logps is not None
+    assert turn.teacher_logps.tolist() == [*-np.arange(40.0, 48), *-np.arange(10.0, 18)]
+    assert [unit.reused for unit in controller.seen[-1].units] == [True, True, False, False]
+    assert controller.seen[0].units[2].logp_sum == -sum(range(10, 14))
+
+
+def test_reused_tokens_that_leave_no_room_are_dropped():
+    sampler = Scripted([4])
+    rollout = play(sampler, StopAt(99), Teacher(), plan=Plan(start=Start(tokens=reused(99))))
+    assert rollout.restart == "too long"
+    assert sampler.requests[0].context_ids.tolist() == CONTEXT.tolist()
 
 
 def test_a_rollout_that_nobody_stops_is_whole():
@@ -115,13 +185,8 @@ def test_an_error_of_the_teacher_reaches_the_rollout():
         async def score(self, request):
             raise RuntimeError("gone")
 
-    async def run():
-        stream = OwnScoring(ScoreStream(Broken(), CONTEXT))
-        watch = Watch([StopAt(99, True)], Prompt(id="p"), 0, CONTEXT, 4, stream)  # type: ignore[list-item]
-        await sample_rollout(Scripted([4] * 5), Prompt(id="p"), 0, CONTEXT, 0, 99, Sampling(), watch)  # type: ignore[arg-type]
-
     with pytest.raises(RuntimeError, match="gone"):
-        asyncio.run(run())
+        play(Scripted([4] * 5), StopAt(99, True), Broken())
 
 
 def test_an_error_in_the_middle_is_not_passed_over():
@@ -132,11 +197,5 @@ def test_an_error_in_the_middle_is_not_passed_over():
                 raise RuntimeError("gone for a moment")
             return await super().score(request)
 
-    async def run():
-        stream = OwnScoring(ScoreStream(Once(), CONTEXT))
-        watch = Watch([StopAt(99, True)], Prompt(id="p"), 0, CONTEXT, 4, stream)  # type: ignore[list-item]
-        sampler = Scripted([4] * 5, pause_s=0.01)
-        await sample_rollout(sampler, Prompt(id="p"), 0, CONTEXT, 0, 99, Sampling(), watch)  # type: ignore[arg-type]
-
     with pytest.raises(RuntimeError, match="for a moment"):
-        asyncio.run(run())
+        play(Scripted([4] * 5, pause_s=0.01), StopAt(99, True), Once())

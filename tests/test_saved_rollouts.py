@@ -21,7 +21,10 @@ def rollouts(random_rollout):
         "topk_logps": rng.normal(size=(7, 3)).astype(np.float32),
     }
     rich = replace(turn, **topk, finish="stopped", num_discarded=4, versions=((0, 3), (5, 4)))
-    return [plain, several, Rollout(Prompt(id="2"), 2, (rich,), outcome=0.5, score=-1.25)]
+    logps = np.array([-0.5, np.nan, -3.0], np.float32)
+    seen = {"observations": ({"role": "tool", "content": "7"},), "state_hash": "ab12", "mistake": True}
+    judged = replace(turn, teacher_logps=logps, **seen)
+    return [plain, several, Rollout(Prompt(id="2"), 2, (rich, judged), outcome=0.5, score=-1.25, restart="failed")]
 
 
 def test_to_the_last_bit(rollouts, tmp_path):
@@ -30,6 +33,7 @@ def test_to_the_last_bit(rollouts, tmp_path):
     for before, after in zip(rollouts, load_rollouts(tmp_path / "file.safetensors", prompts.__getitem__), strict=True):
         assert after.prompt is before.prompt
         assert (after.slot, after.outcome, after.score) == (before.slot, before.outcome, before.score)
+        assert after.restart == before.restart
         for mine, theirs in zip(before.turns, after.turns, strict=True):
             for name, value in vars(mine).items():
                 other = getattr(theirs, name)

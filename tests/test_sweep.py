@@ -68,6 +68,20 @@ def test_a_recipe_may_follow_the_seed(sweep_file, tmp_path):
     assert [run.config.student.model for run in runs] == ["tiny:student@0", "tiny:student@1"]
 
 
+def test_each_seed_may_have_changes_of_its_own(sweep_file, tmp_path):
+    seeds = {3: {"sampling": {"max_new_tokens": 5}}, 4: {}}
+    runs = plan_sweep(sweep_file(seeds=seeds), {}, tmp_path / "out")
+    found = [(run.variant, run.seed, run.config.seed, run.config.sampling.max_new_tokens) for run in runs]
+    assert found == [(variant, seed, seed, length) for variant in ("full", "jsd") for seed, length in ((3, 5), (4, 4))]
+    assert [run.config.optimizer.lr for run in runs] == [1e-4, 1e-4, 1e-3, 1e-3]
+
+
+@pytest.mark.parametrize("seeds", [{"a": {}}, {1: 2}, [1, "x"], 3])
+def test_seeds_are_numbers(sweep_file, tmp_path, seeds):
+    with pytest.raises(UserError, match=r"^seeds"):
+        plan_sweep(sweep_file(seeds=seeds), {}, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

@@ -9,7 +9,7 @@ from opd.errors import UserError
 
 def build() -> typer.Typer:
     """The command line with all its commands."""
-    from opd.cli import align, compare, evaluate, grade, launch, prompts, push, recipes, serve, sft, sweep, train
+    from opd.cli import align, compare, evaluate, grade, launch, prompts, push, recipes, replay, serve, sft, sweep, train
 
     app = typer.Typer(
         name="opd",
@@ -18,7 +18,7 @@ def build() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    for module in (train, sft, sweep, launch, align, evaluate, grade, compare, prompts, push, serve, recipes):
+    for module in (train, sft, sweep, launch, align, evaluate, grade, compare, replay, prompts, push, serve, recipes):
         module.add_to(app)
     return app
 

@@ -8,8 +8,6 @@ import typer
 if TYPE_CHECKING:
     from opd.report.contents import Contents
 
-PLAIN_WIDTH = 200  # characters, where the output is no terminal
-
 
 def add_to(app: typer.Typer) -> None:
     app.command("compare")(compare)
@@ -43,26 +41,12 @@ def compare(
 
 
 def _print(found: "Contents") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
-    for table in found.tables:
-        if not table.rows:
-            continue
-        shown = Table(title=Text(table.title), title_justify="left", box=box.SIMPLE_HEAD, caption_justify="left")
-        for column in table.columns:
-            justify = "left" if column.kind == "text" else "right"
-            shown.add_column(Text(column.title), justify=justify, overflow="fold")
-        for row in table.shown():
-            shown.add_row(*map(Text, row))
-        console.print(shown)
-        if table.note:
-            console.print(Text(table.note, style="dim"))
+    from opd.cli.tables import print_tables, wide_console
+
+    console = wide_console()
+    print_tables(console, found.tables)
     for heading, lines in (("Findings", found.findings), ("Notes", found.notes)):
         if lines:
             console.print(Text(f"\n{heading}", style="bold"))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from opd.data import DatasetConfig
+from opd.envs.config import EnvironmentConfig
 
 
 @dataclass(frozen=True)
@@ -11,6 +12,8 @@ class EvalConfig:
 
     prompts: DatasetConfig | None = None
     """The held-out problems, with the fields of prompt source `dataset`; null evaluates nothing."""
+    environment: EnvironmentConfig | None = None
+    """In place of `prompts`: held-out episodes, judged by their environment's own verifier."""
     selection: DatasetConfig | None = None
     """Other problems, by whose accuracy the best checkpoint is chosen and kept; null chooses none."""
     every: int = 0

@@ -4,16 +4,18 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from accelerate.utils import gather_object
 
+from opd.contexts import Contexts
 from opd.errors import UserError
-from opd.eval.grading import Grader, Item
+from opd.eval.grading import SCORE_CORRECT, Grade, Grader, Item
 from opd.eval.overlap import problem_key
 from opd.eval.repetition import is_repetitive
 from opd.eval.samples import Pair, Sampled
 from opd.eval.summary import summarise
 from opd.records import Array, Prompt, Sampling
-from opd.rollouts import Contexts, sample_rollout
+from opd.rollouts import InPlay, Player
 from opd.students.noise import slot_seed
 from opd.students.sampler import Sampler
 
@@ -21,22 +23,23 @@ from opd.students.sampler import Sampler
 async def sample_pairs(
     sampler: Sampler,
     problems: Sequence[Prompt],
-    ids: Mapping[int, Array],
     contexts: Contexts,
     sampling: Sampling,
     seed: int,
     pairs: Sequence[Pair],
     done: Callable[[Sampled], None],
 ) -> None:
-    """Samples these (problem, sample) pairs together; `done` is given each as it ends. `ids`: the problems as prompts."""
+    """Samples these (problem, sample) pairs together, of problems that fit; `done` is given each as it ends."""
 
     async def one(index: int, sample: int) -> None:
-        noise, context = slot_seed(seed, index, sample), ids[index]
-        rollout = await sample_rollout(sampler, problems[index], sample, context, noise, contexts.room(context), sampling)
-        sampled_ids = rollout.turns[0].sampled_ids
-        text = str(contexts.tokenizer.decode(sampled_ids, skip_special_tokens=True))
-        done(Sampled(index, sample, text, rollout.num_tokens, rollout.finish, is_repetitive(sampled_ids)))
+        rollout = await player.play(problems[index], sample, slot_seed(seed, index, sample))
+        assert rollout is not None, "of the problems only those that fit are sampled"
+        said = [str(contexts.tokenizer.decode(turn.sampled_ids, skip_special_tokens=True)) for turn in rollout.turns]
+        repetitive = is_repetitive(np.concatenate([turn.sampled_ids for turn in rollout.turns]))
+        shown = "\n".join(said)
+        done(Sampled(index, sample, shown, rollout.num_tokens, rollout.finish, repetitive, rollout.outcome))
 
+    player = Player(sampler, contexts, sampling, InPlay())
     await asyncio.gather(*(one(index, sample) for index, sample in pairs))
 
 
@@ -62,9 +65,10 @@ def matrix(
         Item(sampled.response, _answer(problems[index]), sampled.finish == "length", _record(problems[index]))
         for index, row in by_problem.items()
         for sampled in row
+        if sampled.outcome is None
     ]
     graded = iter(grader.grade_many(items))
-    grades = [[next(graded) for _ in row] for row in by_problem.values()]
+    grades = [[_of_outcome(sampled) or next(graded) for sampled in row] for row in by_problem.values()]
     extracted = [[grade.extracted for grade in row] for row in grades]
     rows = []
     for (index, row), found, verdicts, classes in zip(
@@ -114,9 +118,17 @@ async def accuracy(
     def done(sampled: Sampled) -> None:
         found[sampled.index, sampled.sample] = sampled
 
-    await sample_pairs(sampler, problems, ids, contexts, sampling, seed, mine, done)
+    await sample_pairs(sampler, problems, contexts, sampling, seed, mine, done)
     rows = sorted(gather_object(matrix(problems, found, grader, responses=True)), key=lambda row: row["index"])
     return {**summarise(rows), "num_skipped": len(problems) - len(ids), "rows": rows}
+
+
+def _of_outcome(sampled: Sampled) -> Grade | None:
+    """The verdict of the environment that the episode took place in, if it did."""
+    if sampled.outcome is None:
+        return None
+    failed = "truncated" if sampled.finish == "length" else "wrong"
+    return Grade("correct" if sampled.outcome >= SCORE_CORRECT else failed, None, sampled.outcome)
 
 
 def _answer(problem: Prompt) -> str | list[str] | None:

@@ -1,6 +1,7 @@
 """Evaluation while training: accuracy on held-out problems, and how far the student is from its teacher there."""
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,10 +11,9 @@ from opd.alignment.coverage import Coverage
 from opd.assembly import Parts
 from opd.config import RunConfig
 from opd.eval.evaluate import accuracy
-from opd.judging import judge
+from opd.judging import judge, read_hidden
 from opd.objective.batching import Taught
-from opd.records import Hidden, Prompt, Sampling, ScoreRequest, Term
-from opd.rollouts import Contexts, sample_rollout
+from opd.records import Prompt, Sampling, Term
 from opd.students.noise import slot_seed
 from opd.teachers.pool import Tally
 
@@ -26,9 +26,8 @@ async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
     if not parts.heldout or parts.grader is None:
         return None
     options = config.eval
-    contexts = Contexts(
-        parts.tokenizer, parts.contexts.max_context, options.max_new_tokens or config.sampling.max_new_tokens
-    )
+    longest = options.max_new_tokens or config.sampling.max_new_tokens
+    contexts = replace(parts.player.contexts, max_new_tokens=longest)
     measure = partial(
         accuracy,
         parts.sampler,
@@ -48,17 +47,16 @@ async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
         if parts.selection:
             result["selection_accuracy"] = (await measure(problems=parts.selection))["accuracy"]
         if options.kl_prompts:
-            as_trained = Contexts(parts.tokenizer, parts.contexts.max_context, config.sampling.max_new_tokens)
-            result = {**await _distance(parts, as_trained, parts.heldout[: options.kl_prompts]), **result}
+            result = {**await _distance(parts, parts.heldout[: options.kl_prompts]), **result}
     return result
 
 
-async def _distance(parts: Parts, contexts: Contexts, prompts: list[Prompt]) -> dict[str, float]:
+async def _distance(parts: Parts, prompts: list[Prompt]) -> dict[str, float]:
     """How far the student's rollouts are from the teacher: `reverse_kl`, or with a teacher of another tokenizer
     `reverse_kl_sampled`, `teacher_logp` (the mean log-prob of the student's tokens under the teacher) and `byte_coverage`.
     """
     tally = Tally(parts.teachers)
-    taught = await _scored(parts, tally, contexts, prompts)
+    taught = await _scored(parts, tally, prompts)
     figures = parts.learner.measure(taught)
     found = {name: figures[name] for name in ("reverse_kl", "reverse_kl_sampled") if name in figures}
     coverage = sum(gather_object([tally.coverage]), Coverage())
@@ -70,26 +68,21 @@ async def _distance(parts: Parts, contexts: Contexts, prompts: list[Prompt]) -> 
     return found
 
 
-async def _scored(parts: Parts, tally: Tally, contexts: Contexts, prompts: list[Prompt]) -> list[Taught]:
+async def _scored(parts: Parts, tally: Tally, prompts: list[Prompt]) -> list[Taught]:
     """The student's rollouts, sampled as in training, with a term that measures the reverse KL: the full one, or where the
     teacher has another tokenizer that of the sampled tokens."""
 
     async def one(index: int, prompt: Prompt) -> Taught | None:
-        ids = contexts(prompt)
-        if ids is None:
+        rollout = await parts.player.play(prompt, index, slot_seed(SEED, 1, index))
+        if rollout is None:
             return None
-        seed, room = slot_seed(SEED, 1, index), contexts.room(ids)
-        rollout = await sample_rollout(parts.sampler, prompt, index, ids, seed, room, parts.sampling)
-        turn = rollout.turns[0]
         model = tally.teacher_for(prompt)
         if model in parts.teachers.aligners:
             judged = await judge(tally, model, rollout, temperature=parts.learner.spec.temperature)
             own = {"self_coef": 0.0, "unit_starts": judged.unit_starts, "advantage_clip": None, "ratio_clip": None}
             inputs = {**own, "importance_cap": None, "reward": judged.split, "teacher_sampled": judged.split}
             return rollout, [Term("policy_gradient", mask=rollout.trainable & judged.mask, inputs=inputs)]
-        scores = await tally.score(model, ScoreRequest(turn.context_ids, turn.sampled_ids, hidden=True))
-        assert scores.head is not None
-        inputs = {"divergence": "reverse_kl", "beta": 0.5, "target": Hidden((scores.hidden,), scores.head)}
+        inputs = {"divergence": "reverse_kl", "beta": 0.5, "target": await read_hidden(tally, model, rollout)}
         return rollout, [Term("divergence", mask=rollout.trainable, inputs=inputs)]
 
     mine = range(parts.accelerator.process_index, len(prompts), parts.accelerator.num_processes)

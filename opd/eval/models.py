@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from opd.contexts import Contexts
 from opd.eval.options import EvalOptions
 from opd.models import context_limit, load_causal_lm, output_head
-from opd.rollouts import Contexts
 from opd.students.hf_sampler import HFSampler
 from opd.students.sampler import Sampler
 from opd.students.vllm_sampler import VLLMSampler
@@ -47,12 +47,12 @@ async def open_model(model: str, options: EvalOptions, field: str = "--model") -
             token=token,
         )
         async with served as sampler:
-            contexts = Contexts(tokenizer, sampler.max_context, options.max_new_tokens)
+            contexts = Contexts(tokenizer, sampler.max_context, options.max_new_tokens, ends)
             yield Opened(sampler, contexts, None, sampler.model)
         return
     student = load_causal_lm(model, field, dtype=options.dtype)
     digest = weights_digest(student)
     student = student.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
     vocab = min(max(tokenizer.get_vocab().values()) + 1, output_head(student).weight.shape[0])
-    contexts = Contexts(tokenizer, context_limit(student.config.get_text_config()), options.max_new_tokens)
+    contexts = Contexts(tokenizer, context_limit(student.config.get_text_config()), options.max_new_tokens, ends)
     yield Opened(HFSampler(student, vocab, ends, max_rows=options.max_rows), contexts, options.max_rows, digest)

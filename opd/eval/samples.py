@@ -26,6 +26,7 @@ class Sampled:
     num_tokens: int
     finish: str  # "eos", or "length" at the token limit
     repetitive: bool
+    outcome: float | None = None  # what the environment's verifier said of an episode
 
 
 class SampleFile:

@@ -39,7 +39,7 @@ async def sample_to_file(
         bar.advance(task)
 
     for block in blocks:
-        await sample_pairs(opened.sampler, problems, ids, opened.contexts, options.sampling, options.seed, block, done)
+        await sample_pairs(opened.sampler, problems, opened.contexts, options.sampling, options.seed, block, done)
     return file.done
 
 

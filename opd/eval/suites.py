@@ -1,6 +1,7 @@
 """Evaluation suites by name: where each lies on the hub, or the file `NAME.jsonl` in a folder of your own.
 
-A suite may also be any JSON lines file, or `reasoning_gym:TASK` (see `opd.eval.gym`).
+A suite may also be any JSON lines file, `reasoning_gym:TASK` (see `opd.eval.gym`), or episodes of an environment,
+`environment:NAME` or `environment:NAME@SEED`.
 """
 
 import re
@@ -9,11 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opd.data import Columns, DatasetConfig, load_prompts
+from opd.envs.config import EnvironmentConfig, check_environment, load_tasks
 from opd.errors import UserError
 from opd.eval import gym
 from opd.records import Prompt
 from opd.spelling import nearest
 
+EPISODES = "environment:"
+NUM_EPISODES = 100  # where no limit is given
+HELDOUT_SEED = 1  # recipes train on the tasks of seed 0
 BOXED = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -60,6 +65,8 @@ def check_suite(name: str, folder: Path | None = None) -> None:
     path = Path(name).expanduser()
     if gym.is_task(name):
         gym.check_task(name)
+    elif name.startswith(EPISODES):
+        check_environment(_episodes(name, 1), "--suite")
     elif path.suffix:
         if not path.is_file():
             raise UserError(f"--suite: no such file {name!r}")
@@ -68,7 +75,7 @@ def check_suite(name: str, folder: Path | None = None) -> None:
             known = sorted(file.stem for file in folder.glob("*.jsonl"))
             raise UserError(f"--suite: no file {name}.jsonl in {folder}{nearest(name, known)}")
     elif name not in SUITES:
-        known = f"one of {', '.join(SUITES)}, FILE.jsonl or reasoning_gym:TASK"
+        known = f"one of {', '.join(SUITES)}, FILE.jsonl, reasoning_gym:TASK or environment:NAME"
         raise UserError(f"--suite: {name!r} is none of these: {known}{nearest(name, SUITES)}")
 
 
@@ -83,6 +90,9 @@ def load_suite(name: str, style: DatasetConfig, folder: Path | None = None, limi
     check_suite(name, folder)
     if gym.is_task(name):
         return Loaded(gym.short_name(name), gym.load_task(name, style, limit), gym.VERIFIER)
+    if name.startswith(EPISODES):
+        asked = replace(_episodes(name, limit), system=style.system, chat_template_kwargs=dict(style.chat_template_kwargs))
+        return Loaded(name.removeprefix(EPISODES), load_tasks(asked, "--suite"))
     file = Path(name).expanduser() if Path(name).suffix else folder / f"{name}.jsonl" if folder else None
     suite = SUITES.get(name)
     if file is not None:
@@ -96,6 +106,14 @@ def load_suite(name: str, style: DatasetConfig, folder: Path | None = None, limi
     if file is None and suite and limit is None and len(problems) != suite.size:
         notes = (f"{suite.path} held {len(problems)} problems, where {suite.size} were expected: it has changed",)
     return Loaded(Path(name).stem, problems, notes=notes)
+
+
+def _episodes(name: str, limit: int | None) -> EnvironmentConfig:
+    """`limit` tasks (default 100) of an environment whose options are `tasks` and `seed`."""
+    environment, at, seed = name.removeprefix(EPISODES).partition("@")
+    if at and not seed.isdigit():
+        raise UserError(f"--suite: {name!r}: the seed after @ must be a number")
+    return EnvironmentConfig(environment, {"tasks": limit or NUM_EPISODES, "seed": int(seed or HELDOUT_SEED)})
 
 
 def _reduced(problem: Prompt, suite: str) -> Prompt:

@@ -1,5 +1,8 @@
 """Rollouts and their terms as padded micro-batches of a bounded number of tokens.
 
+A sequence is a passage of a rollout (`opd.passages`): turns that continue one another are read once. Rows are trainable
+tokens alone, so that what stands before and between them, reused turns and observations, is context.
+
 Shape legend: B sequences, T tokens of the longest, N rows (sampled tokens with a loss), K ids a row, H hidden size.
 Sequences are padded on the right and attention is causal, so padding changes nothing and needs no mask.
 """
@@ -13,7 +16,8 @@ import torch
 from torch import Tensor
 
 from opd.objective.terms import unit_means
-from opd.records import Hidden, Rollout, Term, TopK, Turn
+from opd.passages import Passage, passages
+from opd.records import Array, Hidden, Rollout, Term, TopK
 
 Taught = tuple[Rollout, list[Term]]
 
@@ -48,11 +52,11 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class _Segment:
-    """One turn of a rollout."""
+    """One passage of a rollout."""
 
-    turn: Turn
-    number: int  # of the turn
-    tokens: slice  # its sampled tokens among those of the rollout
+    passage: Passage
+    number: int  # of the passage
+    sampler_logps: Array  # [n] of the whole rollout
     terms: list[Term]
     divisor: float
 
@@ -67,7 +71,7 @@ def micro_batches(
     taught: Sequence[Taught], budget: int, normalizer: str, num_tokens: int, num_rollouts: int, device: torch.device
 ) -> list[MicroBatch]:
     """Micro-batches of rollouts with the same kinds of terms (and the same teacher head), longest sequences first, each at
-    most `budget` tokens with padding (one sequence may exceed it). Turns without a trainable token are left out.
+    most `budget` tokens with padding (one sequence may exceed it). Passages without a token that counts are left out.
 
     `num_tokens` and `num_rollouts` are those of the whole optimizer step over all processes: each row's loss is divided
     by the former (`token_mean`), or by the latter times its rollout's own tokens (`sequence_mean`).
@@ -75,13 +79,13 @@ def micro_batches(
     segments: list[_Segment] = []
     for rollout, terms in taught:
         counted = _counted(rollout, terms)
+        if not counted.any():
+            continue
         divisor = num_tokens if normalizer == "token_mean" else num_rollouts * int(counted.sum())
-        start = 0
-        for number, turn in enumerate(rollout.turns):
-            tokens = slice(start, start + len(turn.sampled_ids))
-            if counted[tokens].any():
-                segments.append(_Segment(turn, number, tokens, terms, float(divisor)))
-            start = tokens.stop
+        sampler_logps = np.concatenate([turn.sampler_logps for turn in rollout.turns])
+        for number, passage in enumerate(passages(rollout)):
+            if counted[passage.rows].any():
+                segments.append(_Segment(passage, number, sampler_logps, terms, float(divisor)))
     segments.sort(key=lambda segment: (_signature(segment), -_length(segment)))
     groups: list[list[_Segment]] = []
     for segment in segments:
@@ -108,13 +112,13 @@ def _signature(segment: _Segment) -> str:
 
 
 def _length(segment: _Segment) -> int:
-    return len(segment.turn.context_ids) + len(segment.turn.sampled_ids)
+    return len(segment.passage.context_ids) + len(segment.passage.token_ids)
 
 
 def _counted(rollout: Rollout, terms: Iterable[Term]) -> np.ndarray:
-    """[n] bool: under the mask of at least one term."""
+    """[n] bool: trainable, and under the mask of at least one term."""
     masks = [term.mask for term in terms]
-    return np.logical_or.reduce(masks) if masks else np.zeros(rollout.num_tokens, bool)
+    return np.logical_or.reduce(masks) & rollout.trainable if masks else np.zeros(rollout.num_tokens, bool)
 
 
 def _pack(group: Sequence[_Segment], device: torch.device) -> MicroBatch:
@@ -122,12 +126,11 @@ def _pack(group: Sequence[_Segment], device: torch.device) -> MicroBatch:
     input_ids = np.zeros((len(group), width), np.int64)
     rows, token_ids, sampler_logps = [], [], []
     for b, segment in enumerate(group):
-        turn = segment.turn
-        c, n = len(turn.context_ids), len(turn.sampled_ids)
-        input_ids[b, : c + n] = np.concatenate([turn.context_ids, turn.sampled_ids])
-        rows.append(b * width + c - 1 + np.arange(n))
-        token_ids.append(turn.sampled_ids)
-        sampler_logps.append(turn.sampler_logps)
+        passage = segment.passage
+        input_ids[b, : _length(segment)] = np.concatenate([passage.context_ids, passage.token_ids])
+        rows.append(b * width + len(passage.context_ids) - 1 + passage.at)
+        token_ids.append(passage.token_ids[passage.at])
+        sampler_logps.append(segment.sampler_logps[passage.rows])
 
     def to(parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.concatenate(parts)).to(device, dtype)
@@ -151,21 +154,24 @@ def _pack_term(index: int, group: Sequence[_Segment], device: torch.device) -> P
     for segment in group:
         term = segment.terms[index]
         weight = term.mask if term.weight is None else term.mask * term.weight
-        scales.append(weight[segment.tokens].astype(np.float32) * np.float32(term.coef / segment.divisor))
-        parts.append({name: _slice(value, segment) for name, value in term.inputs.items()})
+        scales.append(weight[segment.passage.rows].astype(np.float32) * np.float32(term.coef / segment.divisor))
+        parts.append({name: _cut(name, value, segment) for name, value in term.inputs.items()})
     inputs = {name: _join([part[name] for part in parts], device) for name in parts[0]}
     return PackedTerm(group[0].terms[index].kind, torch.from_numpy(np.concatenate(scales)).to(device), inputs)
 
 
-def _slice(value: Any, segment: _Segment) -> Any:
-    """A rollout's input cut to one turn."""
+def _cut(name: str, value: Any, segment: _Segment) -> Any:
+    """A rollout's input at the trainable tokens of one passage."""
+    rows = segment.passage.rows
     if isinstance(value, Hidden):
         return Hidden((value.states[segment.number],), value.head)
-    return _each(value, lambda array: array[segment.tokens])
+    if name == "unit_starts":  # a unit does not go on where tokens between are missing, as behind reused ones
+        return value[rows] | (np.diff(rows, prepend=-2) != 1)
+    return _each(value, lambda array: array[rows])
 
 
 def _join(values: Sequence[Any], device: torch.device) -> Any:
-    """One input of all turns, [N, ...]; equal scalars stay what they are."""
+    """One input of all passages, [N, ...]; equal scalars stay what they are."""
     first = values[0]
     if isinstance(first, Hidden):
         return Hidden((torch.cat([value.states[0] for value in values]).to(device),), first.head)

@@ -76,7 +76,7 @@ def write_tables(found: Contents, out: Path) -> None:
 def write_page(found: Contents, out: Path) -> Path:
     """`OUT/figures/NAME.svg` and `.png`, and `OUT/report.html`. Raises `UserError` without the extra `report`."""
     try:
-        from opd.report.figures import draw_curves, draw_scores
+        from opd.report.figures import draw_curves, draw_scores, draw_spendings
         from opd.report.page import render
     except ModuleNotFoundError as error:
         need = f"the page and the figures need {error.name}: pip install 'opd[report]', or give --no-html for tables alone"
@@ -98,11 +98,13 @@ def write_page(found: Contents, out: Path) -> Path:
         for suite, rows in found.scores.items()
         if (scored := [(places[row.group.name], row) for row in rows if row.score is not None])
     }
+    spendings = [(places[row.group.name], row) for row in found.spendings]
+    tokens = draw_spendings(metric, spendings, names, goals.get(HELDOUT)) if spendings else None
     with explain_unwritable(out):
-        for drawing in [*(drawing for _, drawing in curves.values()), *scores.values()]:
+        for drawing in [*(drawing for _, drawing in curves.values()), *scores.values(), *([tokens] if tokens else [])]:
             write_text(out / "figures" / f"{drawing.name}.svg", drawing.svg)
             write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
-        write_text(out / "report.html", render(found, curves, scores, gallery(found.groups)))
+        write_text(out / "report.html", render(found, curves, scores, tokens, gallery(found.groups)))
     return out / "report.html"
 
 

@@ -180,6 +180,27 @@ def _cost(group: Group, suite: str, metric: Metric, target: float) -> Cost:
     return Cost(group, len(spent), len(group.counted), *(float(value) for value in np.mean(spent, axis=0)))
 
 
+@dataclass(frozen=True)
+class Spending:
+    """What a group's R runs sampled until their last evaluation, and their scores there."""
+
+    group: Group
+    sampled_tokens: np.ndarray  # [R]
+    scores: np.ndarray  # [R], fractions
+
+
+def spendings(groups: Sequence[Group], suite: str, metric: Metric) -> list[Spending]:
+    """Groups in order, without those that have no run of which both are known."""
+    found = []
+    for group in groups:
+        ends = [(run, max(run.results[suite])) for run in group.counted if run.results.get(suite)]
+        pairs = [(run.spent("sampled_tokens", [step])[0], metric.mean(run.results[suite][step])) for run, step in ends]
+        known = [(tokens, score) for tokens, score in pairs if score is not None and np.isfinite(tokens)]
+        if known:
+            found.append(Spending(group, *np.array(known, np.float64).T))
+    return found
+
+
 def differing_settings(groups: Sequence[Group]) -> dict[str, list[str]]:
     """Settings in which groups differ: dotted name -> each group's value (all its values, where its runs differ)."""
     trained = [group for group in groups if group.runs[0].settings]

@@ -10,12 +10,14 @@ from opd.eval.statistics import interval, interval_of_suites
 from opd.report.comparison import (
     RATES,
     Question,
+    Spending,
     Standing,
     adjusted,
     costs,
     differing_settings,
     goal_results,
     mean_standings,
+    spendings,
     standings,
     suites_of_all,
 )
@@ -26,7 +28,7 @@ from opd.report.style import NUM_STYLES
 from opd.report.tables import Column, Table
 from opd.report.text import one_line
 
-MEAN = "mean-of-suites"  # the name of its table
+MEAN, SPENDINGS = "mean-of-suites", "sampled-tokens"  # the names of their tables
 TARGET_SHARE = 0.9  # of the best group's final accuracy: the default target
 
 
@@ -34,7 +36,8 @@ TARGET_SHARE = 0.9  # of the best group's final accuracy: the default target
 class Contents:
     """`scores` are by suite, the held-out problems first; `goals` are the teacher's rows there.
 
-    `styled` are the groups in the order in which they take colours.
+    `styled` are the groups in the order in which they take colours. `spendings` are of the held-out problems; there are none
+    where fewer than two groups have one.
     """
 
     question: Question
@@ -42,6 +45,7 @@ class Contents:
     styled: Sequence[Group]
     scores: dict[str, list[Standing]]
     goals: dict[str, Standing]
+    spendings: Sequence[Spending]
     tables: Sequence[Table]
     findings: Sequence[str]
     notes: Sequence[str]
@@ -62,15 +66,19 @@ def contents(groups: Sequence[Group], suites: Sequence[str], question: Question,
         tables += [_scores(suite, rows[suite], question, tests), _verdicts(suite, rows[suite])]
     if mean:
         tables.append(_mean(mean, averaged, goals, question, tests))
+    spent = spendings(groups, HELDOUT, question.metric) if HELDOUT in scores else []
+    if len(spent) > 1:
+        tables.append(_spendings(spent, question))
     if HELDOUT in scores and (cost := _cost(groups, scores[HELDOUT], question, target)):
         tables.append(cost)
     tables += [*_settings(groups), _runs(groups)]
     if not any(scores.values()):
-        return Contents(question, groups, groups, {}, {}, tables, ["No run has been evaluated yet."], [])
+        return Contents(question, groups, groups, {}, {}, (), tables, ["No run has been evaluated yet."], [])
     told = {title(suite): found for suite, found in scores.items()} | {f"the mean of {len(averaged)} suites": mean}
     findings = [line for name, found in told.items() if (line := finding(name, found, question))]
     said = notes(groups, rows, question)
-    return Contents(question, groups, _styled(groups, scores, question), scores, goals, tables, findings, said)
+    styled, spent = _styled(groups, scores, question), spent if len(spent) > 1 else []
+    return Contents(question, groups, styled, scores, goals, spent, tables, findings, said)
 
 
 def _styled(groups: Sequence[Group], scores: dict[str, list[Standing]], question: Question) -> Sequence[Group]:
@@ -190,6 +198,21 @@ def _verdicts(suite: str, rows: Sequence[Standing]) -> Table:
     note = "Correct, wrong, no answer, truncated and timed out add up to 100 %. "
     note += "At limit: as long as allowed. Repetitive: the response repeats itself."
     return Table(f"{suite}-verdicts", f"Verdicts on {title(suite)}, % of samples", columns, table, note)
+
+
+def _spendings(rows: Sequence[Spending], question: Question) -> Table:
+    metric, most = question.metric.name, max(float(row.sampled_tokens.mean()) for row in rows)
+    columns = [Column("group"), Column("sampled tokens", "quantity"), Column("of the most", "percent", "share_of_the_most")]
+    columns += [Column(metric, "percent"), Column("lowest run", "percent"), Column("highest run", "percent")]
+    columns.append(Column("runs", "count"))
+    cells = []
+    for row in rows:
+        tokens, scores = float(row.sampled_tokens.mean()), row.scores
+        share = tokens / most if most else None
+        cells.append([row.group.name, tokens, share, *map(float, (scores.mean(), scores.min(), scores.max())), len(scores)])
+    note = "Tokens until the last evaluation, a run; those that were thrown away where a rollout was stopped count too. "
+    note += "Of the most: relative to the group that sampled the most."
+    return Table(SPENDINGS, f"Held-out {metric} against sampled tokens", columns, cells, note)
 
 
 def _cost(groups: Sequence[Group], found: Sequence[Standing], question: Question, target: float | None) -> Table | None:

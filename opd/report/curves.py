@@ -17,6 +17,11 @@ DIVERGENCES = {  # different quantities, so each has a figure of its own
     "forward_kl": "Forward KL in training",
     "jsd": "JS divergence in training",
 }
+ROLLOUTS = {  # of training: (title, unit)
+    "success_rate": ("Success rate of training rollouts", "%"),
+    "stopped_rate": ("Stopped rollouts in training", "%"),
+    "restart_units": ("Mean restart index in training", "turns or chunks"),
+}
 DISTANCES = {  # from the teacher at an evaluation; the latter two where it reads with another tokenizer
     "reverse_kl": "Held-out reverse KL",
     "reverse_kl_sampled": "Held-out sampled reverse KL",
@@ -52,14 +57,15 @@ class Panel:
 
     @property
     def logarithmic(self) -> bool:
-        """Whether the quantity is positive and spans so much that a linear axis would flatten its end."""
+        """Whether it is a loss or a divergence, positive, and spans so much that a linear axis would flatten its end."""
         means = np.concatenate([line.mean for line in self.lines])
         lows = np.concatenate([line.low for line in self.lines])
-        return not self.percent and bool(lows.min() > 0) and bool(means.max() > 20 * means.min())
+        return self.unit in ("", "nats/token") and bool(lows.min() > 0) and bool(means.max() > 20 * means.min())
 
 
 def panels(groups: Sequence[Group], metric: Metric, goal: float | None) -> list[Panel]:
-    """Held-out score and reverse KL, then the divergences and the loss of training; only those that some group has."""
+    """Held-out score and distances, then of training the divergences, the loss and what became of rollouts; only those that
+    some group has."""
     levels = [] if goal is None else [("teacher", goal)]
     found = [
         Panel("heldout-score", f"Held-out {metric.name}", _evaluated(groups, metric.mean), "%", True, levels),
@@ -69,6 +75,8 @@ def panels(groups: Sequence[Group], metric: Metric, goal: float | None) -> list[
     for name, title in DIVERGENCES.items():
         found.append(Panel(f"training-{name}", title, _trained(groups, name), "nats/token"))
     found.append(Panel("loss", "Training loss", _trained(groups, "loss"), ""))
+    for name, (title, unit) in ROLLOUTS.items():
+        found.append(Panel(f"training-{name}", title, _trained(groups, name), unit))
     return [panel for panel in found if panel.lines]
 
 

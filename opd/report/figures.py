@@ -3,7 +3,7 @@
 import io
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from opd.report.comparison import Standing
+from opd.report.comparison import Spending, Standing
 from opd.report.curves import AXES, Line, Panel
 from opd.report.style import GRID, INK, MUTED, PAPER, style
 from opd.report.text import one_line
@@ -76,31 +76,49 @@ def _looks() -> Iterator[None]:
 def draw_curves(panel: Panel, axis: str, names: Sequence[str]) -> Drawing:
     """A panel against one of `AXES`, with the groups' names in a legend below it."""
     with _looks():
-        labels = [one_line(names[line.place], 26) for line in panel.lines if not style(line.place).labelled]
-        columns = 1 if max(map(len, labels), default=0) > 22 else 2
-        legend_in = ROW_IN * math.ceil(len(labels) / columns) + 0.06
+        labels, legend_in = _labels([line.place for line in panel.lines], names)
         figure, axes = _axes(PLOT_IN, legend_in, right_in=NAMES_IN if len(labels) < len(panel.lines) else RIGHT_IN)
         factor, unit = _scale(panel, axis)
         tall = 100.0 if panel.percent else 1.0
         for line in panel.lines:
             _draw_line(axes, panel, line, line.x[axis] / factor, tall)
         for label, level in panel.levels:
-            axes.axhline(tall * level, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
-            axes.annotate(
-                label, (0.01, tall * level), xycoords=("axes fraction", "data"), va="bottom", color=MUTED, fontsize=8
-            )
+            _draw_level(axes, label, tall * level)
         if panel.logarithmic:
             _logarithmic(axes)
         _label_at_lines(axes, panel, tall, names)
         axes.set_xlabel(f"{AXES[axis]}{unit}")
         axes.set_ylabel(_label(panel))
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        handles = [_handle(line) for line in panel.lines if not style(line.place).labelled]
-        figure.legend(
-            handles, labels, loc="lower left", ncols=columns, bbox_to_anchor=(LEFT_IN / WIDTH_IN - 0.03, -0.005),
-            handlelength=2.6, borderpad=0.1, labelspacing=0.35, columnspacing=1.4, fontsize=8,
-        )  # fmt: skip
+        _legend(figure, labels)
         return _saved(figure, f"{panel.name}-by-{axis}", f"{panel.title} against {AXES[axis]}", legend_in)
+
+
+def draw_spendings(metric: str, rows: Sequence[tuple[int, Spending]], names: Sequence[str], goal: float | None) -> Drawing:
+    """A mark a group: its mean score against the tokens it sampled; lines span its runs. `rows` are (place, spending)."""
+    with _looks():
+        labels, legend_in = _labels([place for place, _ in rows], names)
+        figure, axes = _axes(PLOT_IN, legend_in)
+        factor, unit = _tokens(max(float(row.sampled_tokens.max()) for _, row in rows))
+        for place, row in rows:
+            look, x, y = style(place), row.sampled_tokens / factor, 100 * row.scores
+            ends = ([x.min(), x.max()], [y.mean()] * 2), ([x.mean()] * 2, [y.min(), y.max()])
+            for name, (across, up) in zip(("tokens", "scores"), ends):
+                axes.plot(across, up, color=look.colour, linewidth=1.0, gid=f"group-{place}-{name}")
+            axes.plot(x.mean(), y.mean(), look.mark, color=look.colour, markersize=6, gid=f"group-{place}-dot", zorder=3)
+            if look.labelled:
+                axes.annotate(
+                    one_line(names[place], 16), (x.mean(), y.mean()), xytext=(4, 3), textcoords="offset points",
+                    fontsize=6.5, color=MUTED, gid=f"group-{place}-name",
+                )  # fmt: skip
+        if goal is not None:
+            _draw_level(axes, "teacher", 100 * goal)
+        axes.set_xlim(left=0)
+        axes.set_xlabel(f"{AXES['tokens']}{unit}")
+        axes.set_ylabel(f"held-out {metric} (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        _legend(figure, labels)
+        return _saved(figure, "final-score-by-tokens", f"Held-out {metric} against {AXES['tokens']}", legend_in)
 
 
 def draw_scores(suite: str, title: str, unit: str, rows: Sequence[tuple[int, Standing]], goal: float | None) -> Drawing:
@@ -139,6 +157,29 @@ def _axes(plot_in: float, legend_in: float, left_in: float = LEFT_IN, right_in: 
     return figure, figure.add_axes(box)
 
 
+def _labels(places: Sequence[int], names: Sequence[str]) -> tuple[dict[int, str], float]:
+    """The names that the legend has, by the groups' places, and its height in inches; grey groups are named elsewhere."""
+    labels = {place: one_line(names[place], 26) for place in places if not style(place).labelled}
+    return labels, ROW_IN * math.ceil(len(labels) / _num_columns(labels)) + 0.06
+
+
+def _num_columns(labels: Mapping[int, str]) -> int:
+    return 1 if max(map(len, labels.values()), default=0) > 22 else 2
+
+
+def _legend(figure: Figure, labels: Mapping[int, str]) -> None:
+    figure.legend(
+        list(map(_handle, labels)), list(labels.values()), loc="lower left", ncols=_num_columns(labels),
+        bbox_to_anchor=(LEFT_IN / WIDTH_IN - 0.03, -0.005), handlelength=2.6, borderpad=0.1, labelspacing=0.35,
+        columnspacing=1.4, fontsize=8,
+    )  # fmt: skip
+
+
+def _draw_level(axes: Axes, label: str, level: float) -> None:
+    axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=(0, (1, 1.5)))
+    axes.annotate(label, (0.01, level), xycoords=("axes fraction", "data"), va="bottom", color=MUTED, fontsize=8)
+
+
 def _draw_line(axes: Axes, panel: Panel, line: Line, x: np.ndarray, tall: float) -> None:
     look = style(line.place)
     if (line.high > line.low).any() and not look.labelled:
@@ -153,8 +194,8 @@ def _draw_line(axes: Axes, panel: Panel, line: Line, x: np.ndarray, tall: float)
     )  # fmt: skip
 
 
-def _handle(line: Line) -> Line2D:
-    look = style(line.place)
+def _handle(place: int) -> Line2D:
+    look = style(place)
     dash = (0, look.dash) if look.dash else "-"
     return Line2D([], [], color=look.colour, linestyle=dash, marker=look.mark, markersize=4)
 
@@ -163,15 +204,18 @@ def _scale(panel: Panel, axis: str) -> tuple[float, str]:
     """What to divide an axis by, and its unit in brackets."""
     largest = max(float(line.x[axis].max()) for line in panel.lines)
     if axis == "tokens":
-        return next(
-            ((size, f" ({word})") for size, word in ((1e6, "millions"), (1e3, "thousands")) if largest >= size), (1.0, "")
-        )
+        return _tokens(largest)
     if axis == "time":
         return next(
             ((size, f" ({word})") for size, word in ((3600, "hours"), (60, "minutes")) if largest >= 2 * size),
             (1.0, " (seconds)"),
         )
     return 1.0, ""
+
+
+def _tokens(largest: float) -> tuple[float, str]:
+    sizes = ((1e6, " (millions)"), (1e3, " (thousands)"))
+    return next(((size, word) for size, word in sizes if largest >= size), (1.0, ""))
 
 
 def _label(panel: Panel) -> str:

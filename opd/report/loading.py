@@ -51,10 +51,16 @@ class Run:
         return self.results.get(suite, {}).get(0)
 
     def spent(self, name: str, steps: Sequence[int] | np.ndarray) -> np.ndarray:
-        """The sum of metric `name` over the steps up to each of `steps`, as `steps` is shaped; NaN where unknown."""
+        """The sum of metric `name` over the steps up to each of `steps`, as `steps` is shaped; NaN where unknown.
+
+        Sampled tokens are all that were generated: those too that were thrown away where a rollout was stopped.
+        """
         if not self.metrics or name not in self.metrics:
             return np.full(len(steps), np.nan)
-        total = np.concatenate([[0.0], np.cumsum(self.metrics[name])])
+        values = self.metrics[name]
+        if name == "sampled_tokens" and "discarded_tokens" in self.metrics:
+            values = values + np.nan_to_num(self.metrics["discarded_tokens"])
+        total = np.concatenate([[0.0], np.cumsum(values)])
         return total[np.searchsorted(self.metrics["step"], steps, side="right")]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from opd.report.contents import MEAN, Contents
+from opd.report.contents import MEAN, SPENDINGS, Contents
 from opd.report.curves import AXES, DIVERGENCES, Panel, samples_of
 from opd.report.figures import Drawing
 from opd.report.inline import inline, swatch
@@ -25,9 +25,13 @@ MAX_NAMED = 12  # groups whose values the words for a figure give
 
 
 def render(
-    found: Contents, curves: Mapping[tuple[str, str], tuple[Panel, Drawing]], scores: Mapping[str, Drawing], gallery: Gallery
+    found: Contents,
+    curves: Mapping[tuple[str, str], tuple[Panel, Drawing]],
+    scores: Mapping[str, Drawing],
+    tokens: Drawing | None,
+    gallery: Gallery,
 ) -> str:
-    """The HTML. `curves` are by (panel, axis), `scores` by suite."""
+    """The HTML. `curves` are by (panel, axis), `scores` by suite; `tokens` shows what the groups sampled."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
@@ -43,6 +47,7 @@ def render(
         id_of=lambda table: hashlib.sha256(table.name.encode()).hexdigest()[:8],
         sections=[_section(number, suite, found, tables, scores) for number, suite in enumerate(found.scores)],
         mean=tables.get(MEAN),
+        tokens=None if tokens is None else {"figure": _spendings(tokens, tables[SPENDINGS]), "table": tables[SPENDINGS]},
         cost=tables.get("cost"),
         settings=tables.get("settings"),
         runs=tables["runs"],
@@ -105,6 +110,11 @@ def _curve(panel: Panel, axis: str, drawing: Drawing, names: Sequence[str]) -> d
     heading = f"{panel.title}{unit} at {AXES[axis]}"
     width = max(len(points) for _, points in data)
     return _figure(drawing, panel.title, words) | {"axis": axis, "data": data, "heading": heading, "width": width}
+
+
+def _spendings(drawing: Drawing, table: Table) -> dict[str, Any]:
+    said = [f"{one_line(row[0], 40)} {row[3]} at {row[1]}" for row in table.shown()]
+    return _figure(drawing, "Last evaluation and tokens until then; lines span the runs", _listed(said, " (%)"))
 
 
 def _figure(drawing: Drawing, caption: str, words: str) -> dict[str, Any]:

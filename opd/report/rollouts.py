@@ -5,7 +5,7 @@ the rows call it. Runs without comparable log-probs (say, with truncated samplin
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +17,7 @@ from opd.report.loading import Group, Run
 from opd.report.text import visible
 
 MAX_TOKENS = 400  # shown of a rollout
-MAX_TOKEN, MAX_TEXT = 100, 2000  # characters shown of a token, of a prompt
+MAX_TOKEN, MAX_TEXT, MAX_ANSWER = 100, 2000, 400  # characters shown of a token, a prompt, an environment's answer
 NUM_PROMPTS = 3
 NUM_STEPS = 10  # the latest sampled steps, in which a prompt common to most groups is looked for
 STRONGEST = 8  # tokens of a rollout that are listed with their numbers
@@ -39,14 +39,27 @@ class Token:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A turn, or the part of it that was `reused` from an earlier rollout; then the environment's `answers` to it."""
+
+    tokens: Sequence[Token]
+    reused: bool = False
+    answers: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Completion:
     """One group's rollout. `num_hidden` tokens at its end are left out."""
 
     group: Group
     run: Run
     finish: str
-    tokens: Sequence[Token]
+    parts: Sequence[Part]
     num_hidden: int
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [token for part in self.parts for token in part.tokens]
 
     @property
     def strongest(self) -> list[tuple[int, Token]]:
@@ -136,13 +149,31 @@ def _advantages(row: Mapping[str, Any]) -> list[float | None]:
 def _completion(group: Group, run: Run, row: Mapping[str, Any], scale: float) -> Completion:
     finish, texts = str(row.get("finish", "")), row.get("tokens")
     if not texts:  # runs of earlier versions wrote no tokens
-        return Completion(group, run, finish, [Token(_cut(row.get("response", "")), None, 0)], 0)
+        return Completion(group, run, finish, [Part([Token(_cut(row.get("response", "")), None, 0)])], 0)
     tokens = [
         Token(_cut(text, MAX_TOKEN), value, int(np.clip(round(LEVELS * (value or 0.0) / scale), -LEVELS, LEVELS)))
         for text, value in zip_longest(texts[:MAX_TOKENS], _advantages(row)[:MAX_TOKENS], fillvalue=None)
         if text is not None
     ]
-    return Completion(group, run, finish, tokens, max(0, len(texts) - MAX_TOKENS))
+    parts = list(_parts(tokens, row.get("turns") or ()))
+    return Completion(group, run, finish, parts, max(0, len(texts) - MAX_TOKENS))
+
+
+def _parts(tokens: Sequence[Token], turns: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
+    """The shown tokens by turns. Where they end within a turn, what came after it is not shown."""
+    start = 0
+    for turn in turns:
+        end, new = start + turn["num_tokens"], start + turn["num_reused"]
+        answers = [_cut(str(text), MAX_ANSWER) for text in turn.get("observations", ())] if end <= len(tokens) else []
+        if new > start:
+            yield Part(tokens[start:new], reused=True, answers=answers if new == end else ())
+        if new < end:
+            yield Part(tokens[new:end], answers=answers)
+        start = end
+        if start >= len(tokens):
+            return
+    if start < len(tokens):  # a run of an earlier version wrote no turns
+        yield Part(tokens[start:])
 
 
 def _cut(text: str, limit: int = MAX_TEXT) -> str:

@@ -2,10 +2,9 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from opd.data import DatasetConfig, load_prompts
 from opd.records import Prompt
+from opd.strategies.epochs import drawn
 
 
 class DatasetPrompts:
@@ -23,10 +22,4 @@ class DatasetPrompts:
 
     def at(self, step: int, attempt: int, count: int) -> Sequence[Prompt]:
         """See `opd.plugins.PromptSource.at`. Every row comes once before any comes twice."""
-        size = len(self.prompts)
-        places = np.arange(step * count, (step + 1) * count)
-        chosen: list[Prompt] = []
-        for epoch in np.unique(places // size):
-            order = np.random.default_rng([self.seed, attempt, int(epoch)]).permutation(size)
-            chosen += [self.prompts[order[place % size]] for place in places[places // size == epoch]]
-        return chosen
+        return [self.prompts[row] for row in drawn(len(self.prompts), self.seed, step, attempt, count)]

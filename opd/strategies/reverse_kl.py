@@ -10,16 +10,15 @@ al. 2025, "On-Policy Distillation"). Three forms, from cheap to exact:
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from opd.errors import UserError
-from opd.judging import SpanRule, judge
+from opd.judging import SpanRule, judge, read_hidden
+from opd.passages import Passage, passages, spread
 from opd.plugins import Models
-from opd.records import Hidden, Rollout, ScoreRequest, Scores, Term, TopK, Turn
+from opd.records import Array, Hidden, Rollout, ScoreRequest, Term, TopK
+from opd.strategies.likely import ids_to_ask, likely_ids
 from opd.strategies.sampled import SampledConfig
 
 if TYPE_CHECKING:
@@ -94,13 +93,11 @@ class ReverseKL:
         config = self.config
         if config.form == "sampled":
             return [await self._sampled(model, rollout, models)]
-        scores = await asyncio.gather(*(self._score(model, turn, models) for turn in rollout.turns))
+        target: TopK | Hidden
         if config.form == "topk":
-            ids, logps = _joined([s.topk_ids for s in scores]), _joined([s.topk_logps for s in scores])
-            target: TopK | Hidden = TopK(ids, logps, _joined([s.tail for s in scores]))
+            target = await self._topk(model, rollout, models)
         else:
-            assert scores[0].head is not None
-            target = Hidden(tuple(s.hidden for s in scores), scores[0].head)
+            target = await read_hidden(models, model, rollout)
         inputs = {"divergence": config.divergence, "beta": config.beta, "tail": config.tail, "target": target}
         return [Term("divergence", mask=rollout.trainable, inputs=inputs, coef=config.coef)]
 
@@ -115,20 +112,20 @@ class ReverseKL:
             inputs |= {**own, "teacher_mean": judged.mean}
         return Term("policy_gradient", mask=rollout.trainable & judged.mask, inputs=inputs, coef=config.coef)
 
-    async def _score(self, model: str, turn: Turn, models: Models) -> Scores:
-        config = self.config
-        topk = config.form == "topk"
-        request = ScoreRequest(
-            context_ids=turn.context_ids,
-            token_ids=turn.sampled_ids,
-            k=config.k if topk and config.source != "student" else 0,
-            ids=turn.topk_ids[:, : config.k] if topk and config.source != "teacher" and turn.topk_ids is not None else None,
-            hidden=config.form == "full",
-            temperature=self.temperature,
-        )
-        return await models.score(model, request)
+    async def _topk(self, model: str, rollout: Rollout, models: Models) -> TopK:
+        k, source = self.config.k, self.config.source
+        likely = None if source == "teacher" else likely_ids(rollout, k)
 
+        async def one(passage: Passage) -> tuple[Array, Array, Array]:
+            token_ids, at = passage.token_ids, passage.at
+            ids = None if likely is None else ids_to_ask(token_ids, at, likely[passage.rows])
+            own = 0 if source == "student" else k
+            request = ScoreRequest(passage.context_ids, token_ids, k=own, ids=ids, temperature=self.temperature)
+            scores = await models.score(model, request)
+            assert scores.topk_ids is not None
+            assert scores.topk_logps is not None
+            assert scores.tail is not None
+            return scores.topk_ids[at], scores.topk_logps[at], scores.tail[at]
 
-def _joined(parts: Sequence[np.ndarray | None]) -> np.ndarray:
-    """The turns' arrays [n_i, ...] as one [n, ...]."""
-    return np.concatenate([part for part in parts if part is not None])
+        parts = await asyncio.gather(*map(one, passages(rollout)))
+        return TopK(*(spread(rollout, column) for column in zip(*parts)))

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from opd.errors import UserError
+from opd.passages import passages
 from opd.plugins import Models
-from opd.records import Array, Rollout, ScoreRequest, Term, TopK, Turn
+from opd.records import Array, Rollout, ScoreRequest, Term, TopK
+from opd.strategies.likely import ids_to_ask, likely_ids
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -61,63 +63,87 @@ class SharedTopK:
 
     async def collect(self, rollout: Rollout, models: Models) -> list[Term]:
         model = models.teacher_for(rollout.prompt)
-        parts = await asyncio.gather(*(self._turn(models, model, rollout, turn) for turn in rollout.turns))
-        *target, mask = (np.concatenate(arrays) for arrays in zip(*parts))
+        likely, counterparts = likely_ids(rollout, self.config.k), models.same_bytes(model)
+        if counterparts is None:
+            places = _own_places(rollout, likely)
+        else:
+            places = _aligned_places(models, model, rollout, likely, counterparts)
+        target, mask = _nowhere(*likely.shape), np.zeros(len(likely), bool)
+        answers = await asyncio.gather(*(self._ask(models, model, one, counterparts) for one in places))
+        for one, answer in zip(places, answers):
+            mask[one.rows] = True
+            for whole, values in zip(target, answer):
+                whole[one.rows] = values
         inputs = {"divergence": "reverse_kl", "beta": 0.5, "tail": self.config.tail, "target": TopK(*target)}
         inputs["figure"] = "reverse_kl_shared"
-        return [Term("divergence", mask=rollout.trainable & mask, inputs=inputs, coef=self.config.coef)]
+        return [Term("divergence", mask=mask, inputs=inputs, coef=self.config.coef)]
 
-    async def _turn(self, models: Models, model: str, rollout: Rollout, turn: Turn) -> tuple[Array, ...]:
-        """The fields of `TopK` [n, ...] for one turn, and the places compared [n]."""
-        assert turn.topk_ids is not None
-        likely = turn.topk_ids[:, : self.config.k]  # another term may have asked for more
-        spans, counterparts = models.align(model, rollout, turn), models.same_bytes(model)
-        if spans is None or counterparts is None:
-            places = theirs = np.arange(len(turn.sampled_ids))
-            context_ids, token_ids, wanted, own = turn.context_ids, turn.sampled_ids, likely, 0
-        else:
-            units = spans.one_to_one
-            places, theirs = (ends[units] - 1 for ends in (spans.student_ends, spans.teacher_ends))
-            # a first token of which a tokenizer dropped the space is aligned with another one than elsewhere
-            usual = counterparts[turn.sampled_ids[places]] == spans.token_ids[theirs]
-            places, theirs = places[usual], theirs[usual]
-            context_ids, token_ids, wanted = spans.context_ids, spans.token_ids, counterparts[likely[places]]
-            own = self.config.k
-        order = np.argsort(wanted < 0, axis=1, kind="stable")  # of a repeated id the teacher answers the first alone
-        wanted = np.take_along_axis(wanted, order, axis=1)
-        asked = np.repeat(token_ids[:, None], likely.shape[1], axis=1)  # where nothing is wanted, a token that it has anyway
-        asked[theirs] = np.where(wanted >= 0, wanted, asked[theirs])
-        if not len(places):
-            return _nothing(*likely.shape)
-        request = ScoreRequest(context_ids, token_ids, k=own, ids=asked.astype(np.int32), temperature=self.temperature)
+    async def _ask(self, models: Models, model: str, places: "_Places", counterparts: Array | None) -> tuple[Array, ...]:
+        """The fields of `TopK` [p, ...] at these places."""
+        order = np.argsort(places.wanted < 0, axis=1, kind="stable")  # of a repeated id the teacher answers the first alone
+        wanted = np.take_along_axis(places.wanted, order, axis=1)
+        request = ScoreRequest(
+            places.context_ids,
+            places.token_ids,
+            k=0 if counterparts is None else self.config.k,
+            ids=ids_to_ask(places.token_ids, places.at, wanted),
+            temperature=self.temperature,
+        )
         scores = await models.score(model, request)
         assert scores.topk_ids is not None
         assert scores.topk_logps is not None
-        answered, logps = scores.topk_ids[theirs], scores.topk_logps[theirs].astype(np.float64)
-        unknown = wanted < 0
-        present = ~unknown & (answered[:, : likely.shape[1]] >= 0)
-        logps = logps[:, : likely.shape[1]] - np.log1p(-_mass_without(counterparts, answered, logps))
+        answered, logps = scores.topk_ids[places.at], scores.topk_logps[places.at].astype(np.float64)
+        k, unknown = wanted.shape[1], wanted < 0
+        present = ~unknown & (answered[:, :k] >= 0)
+        logps = logps[:, :k] - np.log1p(-_mass_without(counterparts, answered, logps))
         mass = (np.exp(logps) * present).sum(1)
-
-        def spread(values: Array, filler: float, dtype: type) -> Array:
-            whole = np.full((len(turn.sampled_ids), *values.shape[1:]), filler, dtype)
-            whole[places] = values
-            return whole
-
-        ids = np.where(present | unknown, np.take_along_axis(likely[places], order, axis=1), -1)
-        return (
-            spread(ids, -1, np.int32),
-            spread(np.where(present, logps, 0.0), 0.0, np.float32),
-            spread((1.0 - mass).clip(min=0.0), 1.0, np.float32),
-            spread(unknown, False, bool),
-            spread(np.ones(len(places)), False, bool),
-        )
+        ids = np.where(present | unknown, np.take_along_axis(places.likely, order, axis=1), -1)
+        return ids, np.where(present, logps, 0.0), (1.0 - mass).clip(min=0.0), unknown
 
 
-def _nothing(num_tokens: int, k: int) -> tuple[Array, ...]:
-    """Of a turn without a place to compare."""
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Places of one text [m] that the teacher reads, where both sides' next tokens are compared."""
+
+    context_ids: Array  # [c] int32, the teacher's
+    token_ids: Array  # [m] int32, the teacher's
+    at: Array  # [p] int64: the places among these
+    rows: Array  # [p] int64: the same among the rollout's sampled tokens
+    likely: Array  # [p, k] int32: the student's most likely tokens there
+    wanted: Array  # [p, k] int32: the teacher's tokens of the same bytes; -1 for none
+
+
+def _own_places(rollout: Rollout, likely: Array) -> list[_Places]:
+    """All of them, where the teacher reads the student's own tokens."""
+    return [
+        _Places(one.context_ids, one.token_ids, one.at, one.rows, likely[one.rows], likely[one.rows])
+        for one in passages(rollout)
+    ]
+
+
+def _aligned_places(models: Models, model: str, rollout: Rollout, likely: Array, counterparts: Array) -> list[_Places]:
+    """Those of each turn where one token stands beside one token."""
+    found, start = [], 0
+    for turn in rollout.turns:
+        spans = models.align(model, rollout, turn) if turn.trainable.any() else None
+        if spans is not None:
+            mine, theirs = (ends[spans.one_to_one] - 1 for ends in (spans.student_ends, spans.teacher_ends))
+            # a first token of which a tokenizer dropped the space is aligned with another one than elsewhere
+            usual = (counterparts[turn.sampled_ids[mine]] == spans.token_ids[theirs]) & turn.trainable[mine]
+            rows, theirs = start + mine[usual], theirs[usual]
+            if len(rows):
+                likely_there = likely[rows]
+                found.append(
+                    _Places(spans.context_ids, spans.token_ids, theirs, rows, likely_there, counterparts[likely_there])
+                )
+        start += len(turn.sampled_ids)
+    return found
+
+
+def _nowhere(num_tokens: int, k: int) -> tuple[Array, ...]:
+    """The fields of `TopK` [n, ...] where nothing is compared."""
     ids, none = np.full((num_tokens, k), -1, np.int32), np.zeros((num_tokens, k), bool)
-    return ids, none.astype(np.float32), np.ones(num_tokens, np.float32), none, none[:, 0]
+    return ids, none.astype(np.float32), np.ones(num_tokens, np.float32), none
 
 
 def _mass_without(counterparts: Array | None, ids: Array, logps: Array) -> Array:

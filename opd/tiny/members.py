@@ -13,13 +13,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Supervised:
-    """Supervised training from random weights on worked solutions: AdamW, loss on the response tokens only."""
+    """Supervised training from random weights on worked solutions: AdamW, loss on the student's own tokens only."""
 
     max_steps: int
     schedule: Literal["linear", "constant"]
     """Learning rate after the warm-up: falling to zero at `max_steps`, or held."""
     min_accuracy: float
-    """Greedy accuracy on the validation problems, from 0 to 1; a model that ends below it is not kept."""
+    """Accuracy on the validation problems as the task measures it, from 0 to 1; a model that ends below it is not kept."""
     stop_early: bool = False
     """Stop as soon as `min_accuracy` is reached: this makes a student that is right only some of the time."""
     check_every_steps: int = 5
@@ -47,11 +47,16 @@ class Model:
     hidden_size: int
     training: Supervised
     tokenizer: str = "characters"
-    """Key of `opd.tiny.tokenizer.MERGES`."""
+    """A name that `opd.tiny.tokenizer.build_tokenizer` knows."""
+    task: Literal["calculator"] | None = None
+    """What it learns: None is the addition of `opd.tiny.arithmetic`, `calculator` the episodes of `opd.envs.calculator`."""
     experts: Mixture | None = None
+    rope_theta: float | None = None
+    """Base of the rotary position embedding; None is that of the architecture. A small one tells near positions apart."""
     sharpness: float | None = None
     """What logits are multiplied with after training. A model that was stopped early samples stray bytes, since hundreds
-    of unlikely tokens add up; a factor above 1 makes its text well formed and leaves its greedy answers alone."""
+    of unlikely tokens add up; a factor above 1 makes its text well formed and leaves its greedy answers alone. A teacher
+    whose greedy answers are all right is made so when sampled, too."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,31 @@ MEMBERS: dict[str, Model | Data] = {
         Supervised(max_steps=2000, schedule="constant", min_accuracy=0.25, stop_early=True, learning_rate=5e-4),
         tokenizer="operators",
         sharpness=1.5,
+    ),
+    "calculator-teacher": Model(
+        3,
+        128,
+        Supervised(max_steps=500, schedule="linear", min_accuracy=0.97, learning_rate=1e-3, batch_size=16),
+        tokenizer="calculator",
+        task="calculator",
+        rope_theta=100.0,
+        sharpness=1.5,
+    ),
+    "calculator-student": Model(
+        3,
+        64,
+        Supervised(
+            max_steps=1000,
+            schedule="constant",
+            min_accuracy=0.01,
+            stop_early=True,
+            check_every_steps=10,
+            learning_rate=1e-3,
+            batch_size=16,
+        ),
+        tokenizer="calculator",
+        task="calculator",
+        rope_theta=100.0,
     ),
     "prompts": Data("prompts", with_answers=False),
     "heldout": Data("heldout", with_answers=True),

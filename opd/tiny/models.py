@@ -21,10 +21,15 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
+from opd.tiny import episodes, solutions
 from opd.tiny.members import Model
 from opd.tiny.tokenizer import BOS_ID, END_ID, PAD_ID, build_tokenizer
-from opd.tiny.training import train
+from opd.tiny.training import Lessons, train
 
+LESSONS = {
+    None: Lessons(solutions.batches, solutions.validation_accuracy),
+    "calculator": Lessons(episodes.batches, episodes.validation_accuracy),
+}
 HEAD_DIM = 32
 CONTEXT_TOKENS = 256
 VOCABULARY_MULTIPLE = 8
@@ -39,8 +44,8 @@ def build_model(folder: Path, name: str, member: Model, seed: int) -> None:
     tokenizer = build_tokenizer(member.tokenizer, CONTEXT_TOKENS)
     with own_torch_state(seed):
         model = initialise(member, tokenizer)
-        outcome = train(model, tokenizer, member.training, name=f"{name}@{seed}", console=console)
-        sharpen(model, member.sharpness)
+        lessons = LESSONS[member.task]
+        outcome = train(model, tokenizer, member, lessons, name=f"{name}@{seed}", console=console)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     facts = {"name": name, "seed": seed, "member": asdict(member), **asdict(outcome)}
@@ -62,6 +67,8 @@ def initialise(member: Model, tokenizer: PreTrainedTokenizerFast) -> PreTrainedM
         "bos_token_id": BOS_ID,
         "eos_token_id": END_ID,
     }
+    if member.rope_theta is not None:
+        shape["rope_parameters"] = {"rope_type": "default", "rope_theta": member.rope_theta}
     if member.experts is None:
         model = LlamaForCausalLM(LlamaConfig(**shape))
     else:
@@ -76,13 +83,6 @@ def initialise(member: Model, tokenizer: PreTrainedTokenizerFast) -> PreTrainedM
         model = Qwen2MoeForCausalLM(config)
     model.generation_config = GenerationConfig(pad_token_id=PAD_ID, bos_token_id=BOS_ID, eos_token_id=END_ID)
     return model
-
-
-@torch.no_grad()
-def sharpen(model: PreTrainedModel, factor: float | None) -> None:
-    """Multiplies all logits, through the norm before the head, which has no bias."""
-    if factor is not None:
-        model.get_decoder().get_parameter("norm.weight").mul_(factor)
 
 
 @contextmanager

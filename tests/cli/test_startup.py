@@ -10,7 +10,7 @@ import opd
 LIGHT = [["--help"], ["ls"], ["validate", "quickstart"], ["config", "quickstart"], ["train", "--help"], ["config"]]
 LIGHT += [["serve", "--help"], ["serve", "teacher", "--help"], ["sweep", "sweeps/divergences", "--dry-run"]]
 LIGHT += [["ls", what] for what in ("sweeps", "suites", "protocols", "sft")]
-LIGHT += [[command, "--help"] for command in ("align", "eval", "grade", "compare", "push", "sft")]
+LIGHT += [[command, "--help"] for command in ("align", "eval", "grade", "compare", "push", "replay", "sft")]
 LIGHT += [["prompts", "answer", "--help"]]
 
 

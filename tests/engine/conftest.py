@@ -1,8 +1,13 @@
 """A small run on micro models: student and teacher with other random weights, eight words as prompts."""
 
+import copy
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
+
+from opd.registry import ENVIRONMENTS
 
 
 @pytest.fixture(scope="session")
@@ -63,3 +68,54 @@ def aligned_recipe(raw_recipe, byte_model, tmp_path_factory):
         return raw_recipe(**{**defaults, **sections})
 
     return build
+
+
+EPISODE_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ '<' + m['role'] + '>' + m['content'] + eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def episode_recipe(raw_recipe, micro_model, micro_tokenizer, tmp_path_factory):
+    """`episode_recipe(**sections)`: episodes of environment `echo` (see `echo.py`) of four turns, each a few tokens long.
+
+    Half of the letters end a turn, so that models with random weights come to its end.
+    """
+    tokenizer = copy.deepcopy(micro_tokenizer)
+    tokenizer.chat_template = EPISODE_TEMPLATE
+    ends = [2, *range(5, 18)]
+
+    def folder(seed):
+        path = tmp_path_factory.mktemp("episodes")
+        micro_model(seed, eos_token_id=ends).save_pretrained(path)
+        tokenizer.save_pretrained(path)
+        return str(path)
+
+    student, teacher = folder(0), folder(1)
+
+    def build(**sections):
+        defaults = {
+            "student": {"model": student},
+            "teachers": {"default": {"model": teacher}},
+            "prompts": {"type": "environment", "name": "echo"},
+            "eval": {},
+            "sampler": {"chunk_tokens": 3},
+        }
+        return raw_recipe(**{**defaults, **sections})
+
+    return build
+
+
+@pytest.fixture
+def echo(monkeypatch):
+    """Knows the environments of `echo.py` during a test."""
+    for name in ("echo", "forgetful", "drifting"):
+        monkeypatch.setitem(ENVIRONMENTS.builtin, name, "")
+    spec = importlib.util.spec_from_file_location("echo_for_tests", Path(__file__).with_name("echo.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.register()
+    return module

@@ -96,3 +96,23 @@ def test_reasoning_gym_missing(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym.factory", None)
     with pytest.raises(UserError, match=r"pip install 'opd\[gym\]'"):
         suites.check_suite("reasoning_gym:chain_sum")
+
+
+def test_episodes_of_an_environment():
+    loaded = load_suite("environment:calculator@7", STYLE, limit=3)
+    assert loaded.name == "calculator@7"
+    assert [problem.id for problem in loaded.problems] == [f"calculator-7-{i}" for i in range(3)]
+    assert all(problem.task is not None and problem.answer is None for problem in loaded.problems)
+    assert len(load_suite("environment:calculator", STYLE).problems) == 100
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("environment:calculater", "no environment is called 'calculater'.*calculator"),
+        ("environment:calculator@x", "the seed after @ must be a number"),
+    ],
+)
+def test_episodes_that_cannot_be_played_are_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        check_suite(name)

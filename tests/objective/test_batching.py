@@ -108,6 +108,66 @@ def test_reused_tokens_are_context(random_rollout):
     assert batch.token_ids.tolist() == rollout.turns[0].sampled_ids[2:].tolist()
 
 
+SIZES = [(3, 2), (2, 4), (4, 0)]
+
+
+def test_turns_that_continue_one_another_are_one_sequence(random_episode):
+    rollout: Rollout = random_episode(0, 5, *SIZES)
+    (batch,) = pack([(rollout, [term(rollout)])], 1)
+    last = rollout.turns[-1]
+    assert batch.input_ids.tolist() == [[*last.context_ids, *last.sampled_ids]]
+    assert torch.equal(batch.input_ids[0, batch.rows + 1], batch.token_ids)
+    assert batch.token_ids.tolist() == [token for turn in rollout.turns for token in turn.sampled_ids]
+    assert batch.terms[0].inputs["reward"].tolist() == list(range(9))
+    assert batch.sampler_logps.tolist() == np.concatenate([turn.sampler_logps for turn in rollout.turns]).tolist()
+    assert batch.terms[0].scale.tolist() == pytest.approx([1 / 9] * 9)  # what was observed counts for nothing
+
+
+@pytest.mark.parametrize("reused", [0, 1])
+def test_a_conversation_rendered_anew_has_a_sequence_a_turn(random_episode, reused):
+    rollout: Rollout = random_episode(0, 5, *SIZES, rerender=True, reused=reused)
+    batches = pack([(rollout, [term(rollout)])], 1)
+    assert [batch.input_ids.numel() for batch in batches] == sorted(
+        (len(turn.context_ids) + len(turn.sampled_ids) for turn in rollout.turns[reused:]), reverse=True
+    )
+    rewards = sorted(reward for batch in batches for reward in batch.terms[0].inputs["reward"].tolist())
+    assert rewards == list(range(3 * reused, 9))
+
+
+@pytest.mark.parametrize("normalizer", ["token_mean", "sequence_mean"])
+def test_reused_turns_are_context_whatever_a_mask_says(random_episode, normalizer):
+    rollout: Rollout = random_episode(0, 5, *SIZES, reused=2)
+    for mask in (rollout.trainable, np.ones(9, bool)):
+        taught = [(rollout, [term(rollout, mask)])]
+        assert num_trainable(taught) == (4, 1)
+        (batch,) = pack(taught, normalizer=normalizer)
+        assert batch.input_ids.shape == (1, 5 + 3 + 2 + 2 + 4 + 4)
+        assert batch.rows.tolist() == [15, 16, 17, 18]
+        assert batch.terms[0].scale.tolist() == pytest.approx([1 / 4] * 4)
+    nothing: Rollout = random_episode(0, 5, *SIZES, reused=3)
+    assert num_trainable([(nothing, [term(nothing, np.ones(9, bool))])]) == (0, 0)
+    assert pack([(nothing, [term(nothing, np.ones(9, bool))])]) == []
+
+
+def test_a_passage_without_a_token_that_counts_is_left_out(random_episode):
+    rollout: Rollout = random_episode(0, 5, *SIZES, rerender=True)
+    mask = np.array([0, 0, 0, 1, 0, 0, 0, 0, 0], bool)
+    states = tuple(torch.full((size, 4), float(size)) for size in (3, 2, 4))
+    masked = term(rollout, mask, inputs={"target": Hidden(states, "t")})
+    (batch,) = pack([(rollout, [masked])])
+    assert len(batch.input_ids) == 1
+    assert batch.terms[0].inputs["target"].states[0].tolist() == [[2.0] * 4]
+
+
+def test_a_unit_is_cut_where_its_beginning_is_reused(random_rollout):
+    rollout: Rollout = random_rollout(0, (3, 5), num_reused=2)
+    plain = term(rollout)
+    units = replace(plain, inputs={**plain.inputs, "unit_starts": np.array([1, 0, 0, 1, 0], bool)})
+    (batch,) = pack([(rollout, [units])])
+    assert batch.unit_starts is not None
+    assert batch.unit_starts.tolist() == [True, True, False]
+
+
 def test_nothing_to_train(taught, random_rollout):
     masked = random_rollout(8, (5, 30))
     empty, partly = random_rollout(9, (5, 0)), random_rollout(7, (5, 0), (6, 2))

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import peft
@@ -16,7 +17,8 @@ from opd.models import decoder, output_head
 from opd.objective.batching import Taught
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
 from opd.objective.learner import Learner
-from opd.records import Hidden, Rollout, Term, TopK
+from opd.passages import passages
+from opd.records import Hidden, Rollout, Term, TopK, Turn
 
 LENGTHS = [[(3, 5)], [(9, 1), (14, 6)], [(20, 12)], [(4, 3)]]
 STEP = {"lr": 0.5, "eps": 1.0, "max_grad_norm": 0.0}  # a smooth first step: lr * g / (|g| + 1)
@@ -81,7 +83,8 @@ def teach(rollout: Rollout, teacher: nn.Module, vocab: int, form: str, divergenc
             states.append(decoder(teacher)(input_ids=ids).last_hidden_state[0, len(turn.context_ids) - 1 : -1])
     inputs = {"divergence": divergence, "beta": 0.5, "tail": "tail"}
     if form == "full":
-        return Term("divergence", rollout.trainable, {**inputs, "target": Hidden(tuple(states), "t")})
+        of_passages = tuple(torch.cat(states)[passage.rows] for passage in passages(rollout))
+        return Term("divergence", rollout.trainable, {**inputs, "target": Hidden(of_passages, "t")})
     if form == "topk":
         values, ids = log_p.topk(vocab)
         target = TopK(ids.int().numpy(), values.numpy(), np.zeros(len(ids), np.float32))
@@ -158,6 +161,67 @@ def test_an_update_equals_a_plain_one(make, student, teacher, rollouts, vocab, f
         assert [metrics["loss"], metrics[divergence]] == pytest.approx([float(loss.detach())] * 2, rel=1e-5)
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in plain.parameters() if p.grad is not None))
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+SIZES = [(3, 2), (2, 4), (4, 3), (5, 0)]
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("settings", [{}, {"reused": 2}, {"rerender": True}, {"rerender": True, "reused": 1}], ids=str)
+@pytest.mark.parametrize("forms", [["full"], ["topk"], ["sampled"], ["sampled", "topk", "full"]], ids="-".join)
+def test_an_episode_is_learned_as_its_turns(make, teacher, random_episode, random_rollout, vocab, forms, settings, budget):
+    """Read once as a whole, or each turn after all that the student saw: the same loss, gradient and metrics."""
+    episodes = [random_episode(seed, 6, *SIZES, **settings) for seed in range(2)]
+    others = [random_rollout(9, (8, 4))]
+    turns = [replace(r, turns=(turn,)) for r in episodes for turn in r.turns if turn.trainable.any()]
+    results = []
+    for rollouts in (episodes, turns):
+        learner = make(fresh=True, micro_batch_tokens=budget)
+        taught = [(r, [teach(r, teacher, vocab, form) for form in forms]) for r in [*rollouts, *others]]
+        results.append((learner.update(taught), weights(learner)))
+    (metrics, updated), (expected_metrics, expected) = results
+    assert metrics == pytest.approx(expected_metrics, rel=1e-5, abs=1e-6)
+    assert metrics["grad_norm"] > 0.1
+    torch.testing.assert_close(updated, expected, rtol=1e-6, atol=1e-6)
+
+
+def state_gradients(learner: Learner, taught: list[Taught]) -> list[Tensor]:
+    """[B, T, H] of each sequence's last states, from one update."""
+    found: list[Tensor] = []
+
+    def keep(module: nn.Module, args: object, output) -> None:
+        output.last_hidden_state.register_hook(lambda gradient: found.append(gradient))
+
+    handle = decoder(learner.student).register_forward_hook(keep)
+    learner.update(taught)
+    handle.remove()
+    return found
+
+
+def other_token_at(rollout: Rollout, place: int, vocab: int) -> Rollout:
+    """The same episode with another token at one place of its sequence."""
+
+    def changed(turn: Turn) -> Turn:
+        ids, num_context = np.concatenate([turn.context_ids, turn.sampled_ids]), len(turn.context_ids)
+        ids[place : place + 1] = (ids[place : place + 1] + 1) % vocab
+        return replace(turn, context_ids=ids[:num_context], sampled_ids=ids[num_context:])
+
+    return replace(rollout, turns=tuple(map(changed, rollout.turns)))
+
+
+@pytest.mark.parametrize("form", ["full", "topk", "sampled"])
+def test_reused_and_observed_tokens_have_no_gradient_but_matter(make, teacher, random_episode, vocab, form):
+    rollout = random_episode(0, 6, *SIZES, reused=1)
+    term = teach(rollout, teacher, vocab, form)
+    (passage,) = passages(rollout)
+    (gradient,) = state_gradients(make(fresh=True), [(rollout, [term])])
+    moved = gradient[0].abs().sum(-1).nonzero()[:, 0]
+    assert moved.tolist() == (len(passage.context_ids) - 1 + passage.at).tolist()  # what predicts trainable tokens
+    norm = make(fresh=True).update([(rollout, [term])])["grad_norm"]
+    for place in (7, 10):  # a reused token, and an observed one
+        changed = other_token_at(rollout, place, vocab)
+        assert len(passages(changed)) == 1
+        assert make(fresh=True).update([(changed, [term])])["grad_norm"] != pytest.approx(norm, rel=1e-4)
 
 
 @pytest.mark.parametrize("normalizer", ["token_mean", "sequence_mean"])

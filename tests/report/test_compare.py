@@ -30,7 +30,8 @@ def cells(found, name, column):
 def test_the_tables_of_a_sweep(sweep, teacher):
     found = compare([sweep], Options(baseline="weak", teacher=teacher))
     names = [table.name for table in found.tables]
-    assert names == ["heldout-scores", "heldout-verdicts", "gsm8k-scores", "gsm8k-verdicts", "cost", "settings", "runs"]
+    suites = ["heldout-scores", "heldout-verdicts", "gsm8k-scores", "gsm8k-verdicts"]
+    assert names == [*suites, "sampled-tokens", "cost", "settings", "runs"]
     assert cells(found, "heldout-scores", "runs") == {"strong": "2 of 3 finished", "weak": "2", "(teacher)": "1"}
     assert set(cells(found, "heldout-scores", "step").values()) == {"40", "–"}
     assert cells(found, "gsm8k-scores", "problems") == {"strong": "40", "weak": "40"}
@@ -58,6 +59,27 @@ def test_the_target_is_nine_tenths_of_the_best_unless_named(sweep):
     assert cells(found, "cost", "runs that reached it") == {"strong": "2 of 2", "weak": "0 of 2"}
     easy = compare([sweep], Options(target=0.01))
     assert cells(easy, "cost", "steps") == {"strong": "0", "weak": "0"}
+
+
+def test_scores_stand_against_what_was_sampled_for_them(tmp_path):
+    for name in ("full", "stopped"):
+        for seed in range(2):
+            level, kept, discarded = (0.9, 100, {}) if name == "full" else (0.6, 50 + 20 * seed, {"discarded_tokens": 15})
+            run = write_run(tmp_path / name / f"seed-{seed}", steps=4, every=2, seed=seed, level=level)
+            lines = [json.dumps({"step": k, "sampled_tokens": kept, **discarded}) for k in range(1, 5)]
+            (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    found = compare([tmp_path], Options())
+    assert cells(found, "sampled-tokens", "sampled tokens") == {"full": "400", "stopped": "300"}
+    assert cells(found, "sampled-tokens", "of the most") == {"full": "100.0", "stopped": "75.0"}
+    scores = [row[3:] for row in table(found, "sampled-tokens").rows]
+    for (mean, low, high, runs), row in zip(scores, found.scores["heldout"]):
+        assert [runs, mean] == [2, pytest.approx(row.figure("accuracy"))]
+        assert [low, high] == sorted(result.figures["accuracy"] for result in row.results)
+    assert cells(found, "heldout-scores", "sampled tokens") == cells(found, "sampled-tokens", "sampled tokens")
+    assert sorted(row[4] for row in table(found, "runs").shown()) == ["260", "340", "400", "400"]
+    alone = compare([tmp_path / "full"], Options())
+    assert "sampled-tokens" not in [each.name for each in alone.tables]
+    assert not alone.spendings
 
 
 def test_the_finding_names_the_best_and_what_speaks_for_it(sweep):
@@ -214,6 +236,7 @@ def test_all_files_are_written(page):
         "loss-by-tokens",
         "heldout-scores",
         "gsm8k-scores",
+        "final-score-by-tokens",
     } <= names
     assert all((out / "figures" / f"{name}{suffix}").is_file() for name in names for suffix in (".svg", ".png"))
     assert not list(out.rglob(".*"))
@@ -248,6 +271,12 @@ def test_the_page_is_a_document_that_a_screen_reader_can_follow(page):
     assert all("Last values" in str(f["aria-label"]) or "(%)" in str(f["aria-label"]) for f in figures)
 
 
+def test_the_page_shows_scores_against_tokens(page):
+    text = page.read_text()
+    assert re.search(r'<h2 id="tokens">Held-out accuracy against sampled tokens</h2>', text)
+    assert re.search(r'aria-label="Held-out accuracy against sampled tokens\. strong [\d.]+ at [\d.]+k; weak ', text)
+
+
 def test_the_page_shows_tokens_by_their_advantage(page):
     text = page.read_text()
     assert re.search(r'<span class="m4"> \w+</span>', text)
@@ -264,6 +293,8 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path):
         rows = [json.loads(row) for row in path.read_text().splitlines()]
         rows[0] |= {"prompt": "</pre></style><img src=x onerror=alert(1)>" + "x" * 10**6, "id": "<b>\u202e"}
         rows[0]["tokens"][:2] = ["<script>alert('token')</script>", "\u202e" + "y" * 10**6]
+        answers = ["<script>alert('answer')</script>\u202e" + "z" * 10**6]
+        rows[0]["turns"] = [{"num_tokens": 60, "num_reused": 0, "observations": answers}]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = write_page(compare([tmp_path / "runs"], Options()), tmp_path / "out")
     text = page.read_text()
@@ -273,7 +304,8 @@ def test_hostile_texts_are_shown_and_do_nothing(tmp_path):
     assert len(text) < 2_000_000
     assert "\u202e" not in text
     assert "\x1b" not in text
-    assert "&lt;script&gt;alert(&#39;token&#39;)&lt;/script&gt;" in text
+    for place in ("token", "answer"):
+        assert f"&lt;script&gt;alert(&#39;{place}&#39;)&lt;/script&gt;" in text
 
 
 def test_results_alone_make_a_page_without_curves(tmp_path):
@@ -283,6 +315,7 @@ def test_results_alone_make_a_page_without_curves(tmp_path):
     text = write_page(found, tmp_path / "out").read_text()
     assert "Training curves" not in text
     assert 'id="rollouts"' not in text
+    assert 'id="tokens"' not in text
 
 
 def opd_compare(*arguments, block: tuple[str, ...] = ()):

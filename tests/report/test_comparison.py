@@ -13,6 +13,7 @@ from opd.report.comparison import (
     differing_settings,
     goal_results,
     mean_standings,
+    spendings,
     standings,
     suites_of_all,
 )
@@ -125,6 +126,17 @@ def test_groups_without_common_problems_are_not_compared():
     assert row.difference is None
     assert row.shared == 0
     assert row.adjusted_p is None
+
+
+def test_what_was_sampled_until_the_last_evaluation():
+    curves = {0: result(problems(0), 0), 3: result(problems(1), 3)}, {0: result(problems(0), 0), 2: result(problems(3), 2)}
+    metrics = {"step": np.arange(1, 5.0), "sampled_tokens": np.full(4, 10.0)}
+    both, unknown = group("both", *curves, metrics=metrics), group("unknown", curves[0])
+    elsewhere = Group("elsewhere", [Run(Path("e"), {}, metrics, {"other": curves[0]}, True)])
+    (row,) = spendings([unknown, both, elsewhere], "s", ACCURACY)
+    assert row.group is both
+    assert row.sampled_tokens.tolist() == [30.0, 20.0]
+    assert row.scores.tolist() == [0.25, 0.75]
 
 
 def test_recovery_is_the_share_of_the_gap_to_the_teacher():

@@ -63,6 +63,18 @@ def test_different_divergences_have_different_panels(sweep):
     assert scores.x["tokens"][0] == scores.x["time"][0] == 0
 
 
+def test_what_became_of_rollouts_has_panels_where_it_was_counted():
+    restarts, stops, successes = np.array([0.1, 3.0]), np.array([0.5, 1.0]), np.array([np.nan, 0.25])
+    some = Group("some", [run([1.0, 1.0], restart_units=restarts, stopped_rate=stops, success_rate=successes)])
+    found = {panel.name: panel for panel in panels([Group("none", [run([1.0, 1.0])]), some], parse_metric("accuracy"), None)}
+    assert list(found) == ["loss", "training-success_rate", "training-stopped_rate", "training-restart_units"]
+    (line,) = found["training-restart_units"].lines
+    assert (line.place, line.mean.tolist()) == (1, [0.1, 3.0])
+    assert not found["training-restart_units"].logarithmic
+    assert found["training-stopped_rate"].percent
+    assert found["training-success_rate"].lines[0].x["steps"].tolist() == [2.0]
+
+
 @pytest.mark.parametrize(
     ("values", "unit", "expected"),
     [
@@ -70,6 +82,7 @@ def test_different_divergences_have_different_panels(sweep):
         ([2.0, 0.5], "nats/token", False),
         ([2.0, -0.1], "", False),
         ([0.9, 0.01], "%", False),
+        ([9.0, 0.1], "turns or chunks", False),
     ],
 )
 def test_the_axis_is_logarithmic_where_the_end_would_be_flat(values, unit, expected):

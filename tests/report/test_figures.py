@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from opd.eval.statistics import Interval
-from opd.report.comparison import Standing
+from opd.report.comparison import Spending, Standing
 from opd.report.curves import AXES, Line, Panel
-from opd.report.figures import draw_curves, draw_scores
+from opd.report.figures import draw_curves, draw_scores, draw_spendings
 from opd.report.inline import inline, swatch
 from opd.report.loading import Group
 from opd.report.style import COLOURS, NUM_STYLES, VARIABLES, style
@@ -84,6 +84,20 @@ def test_scores_show_intervals_and_values_without_them():
     ids = {element.get("id") for element in ElementTree.fromstring(drawing.svg).iter()}
     assert {"group-0-span0", "group-0-dot0", "group-1-dot1"} <= ids
     assert "group-1-span1" not in ids
+
+
+def test_scores_against_tokens_have_a_mark_a_group_and_name_what_has_no_colour():
+    tokens, scores = np.array([1e6, 3e6]), np.array([0.4, 0.8])
+    rows = [(place, Spending(Group("", []), (1 + place) * tokens, scores)) for place in (0, 1, 13)]
+    names = [f"name-{place}" for place in range(14)]
+    drawing = draw_spendings("pass@4", rows, names, 0.9)
+    root = ElementTree.fromstring(drawing.svg)
+    ids = {element.get("id") for element in root.iter()}
+    assert {f"group-{place}-{what}" for place in (0, 1, 13) for what in ("dot", "tokens", "scores")} <= ids
+    assert {"held-out pass@4 (%)", "sampled tokens (millions)", "teacher", "name-13"} <= set(texts(drawing.svg))
+    legend = next(element for element in root.iter() if element.get("id") == "legend_1")
+    assert [element.text for element in legend.iter(f"{SVG}text")] == ["name-0", "name-1"]
+    assert drawing.name == "final-score-by-tokens"
 
 
 def test_a_figure_inside_the_page_takes_the_colours_of_the_page():

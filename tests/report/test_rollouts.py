@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from opd.report.loading import Group, Run
-from opd.report.rollouts import MAX_TEXT, MAX_TOKEN, MAX_TOKENS, gallery
+from opd.report.rollouts import MAX_ANSWER, MAX_TEXT, MAX_TOKEN, MAX_TOKENS, gallery
 
 
 def row(name: str, slot: int = 0, **more) -> dict:
@@ -93,6 +93,37 @@ def test_figures_that_are_missing_are_no_zeros(group):
     (sample,) = gallery([group("g", step_1=[row("p", advantages=[None, 1.0, float("nan")])])]).samples
     assert [token.advantage for token in sample.completions[0].tokens] == [None, 1.0, None]
     assert [place for place, _ in sample.completions[0].strongest] == [2]
+
+
+def turn(num_tokens: int, *observations: str, num_reused: int = 0) -> dict:
+    return {"num_tokens": num_tokens, "num_reused": num_reused, "finish": "eos", "observations": list(observations)}
+
+
+def parts(group, **more):
+    completion = gallery([group("g", step_1=[row("p", **more)])]).samples[0].completions[0]
+    shown = [("".join(token.text for token in part.tokens), part.reused, list(part.answers)) for part in completion.parts]
+    return completion, shown
+
+
+def test_a_single_answer_is_one_part(group):
+    assert parts(group)[1] == [("one two three", False, [])]
+    assert parts(lambda name, **steps: group("turns", **steps), turns=[turn(3)])[1] == [("one two three", False, [])]
+
+
+def test_turns_are_apart_with_what_the_environment_answered(group):
+    turns = [turn(2, "12", num_reused=2), turn(3, "a", "b"), turn(2, "end", num_reused=1)]
+    completion, shown = parts(group, tokens=list("abcdefg"), advantages=[None, None, 0.5, 1.0, -1.0, 0.0, 2.0], turns=turns)
+    assert shown == [("ab", True, ["12"]), ("cde", False, ["a", "b"]), ("f", True, []), ("g", False, ["end"])]
+    assert [token.advantage for token in completion.tokens] == [None, None, 0.5, 1.0, -1.0, 0.0, 2.0]
+    assert [place for place, _ in completion.strongest] == [3, 4, 5, 6, 7]
+
+
+def test_turns_beyond_the_tokens_that_are_shown_are_left_out(group):
+    turns = [turn(MAX_TOKENS - 1, "z" * 10**6), turn(2, "cut"), turn(2, "hidden")]
+    completion, shown = parts(group, tokens=["t"] * (MAX_TOKENS + 3), advantages=[], turns=turns)
+    assert [(len(text), len(answers)) for text, _, answers in shown] == [(MAX_TOKENS - 1, 1), (1, 0)]
+    assert len(shown[0][2][0]) < MAX_ANSWER + 50
+    assert completion.num_hidden == 3
 
 
 def test_huge_texts_are_cut_and_said_to_be(group):

@@ -127,6 +127,28 @@ def test_reused_tokens_are_not_trained(random_rollout, aligned):
     assert collect(rollout, aligned()).mask.tolist() == [False, True, True, True, False, True]
 
 
+def test_reused_turns_are_not_asked_about(rollout, aligned):
+    first, second = rollout.turns
+    models = aligned(strong_units=UNITS[1:], weak_units=UNITS[1:])
+    term = collect(replace(rollout, turns=(replace(first, num_reused=4), second)), models)
+    assert term.mask.tolist() == [False] * 4 + [False, True]
+    np.testing.assert_allclose(term.inputs["reward"], [0.0] * 5 + [2.0], atol=1e-6)
+    assert term.inputs["unit_starts"].all()
+    assert len(models.requests) == 2  # one of each model
+
+
+def test_an_episode_is_one_question_to_each_model(random_episode, given_models):
+    episode = replace(random_episode(0, 3, (2, 1), (3, 2), (1, 0)), prompt=Prompt(id="0", domain="maths"))
+    strong, weak = np.arange(9) / 10 - 1, np.arange(9) / 5 - 2
+    models = given_models({"maths": [strong], "maths.weak_reference": [weak]})
+    term = collect(episode, models, beta=0.5)
+    assert len(models.requests) == 2
+    new = [0, 1, 3, 4, 5, 8]
+    np.testing.assert_allclose(term.inputs["reward"], (strong - 0.5 * weak)[new], atol=1e-6)
+    np.testing.assert_allclose(term.inputs["teacher_sampled"], strong[new], atol=1e-6)
+    assert term.mask.all()
+
+
 def test_a_frozen_start_is_needed_where_alpha_pulls_back_to_it():
     config = run_config()
     assert config.terms["compass"] == CompassConfig(alpha=0.5, beta=0.0, span_reduce="mean")  # the paper's

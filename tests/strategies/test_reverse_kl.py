@@ -62,15 +62,16 @@ def collect(rollout: Rollout, **settings):
     (term,) = asyncio.run(maker.collect(rollout, models))
     assert term.mask.tolist() == [False, True, True, True, False, True]
     assert [model for model, _ in models.requests] == ["maths"] * 2
-    for turn, (_, request) in zip(rollout.turns, models.requests):
-        assert request.context_ids is turn.context_ids
-        assert request.token_ids is turn.sampled_ids
-        assert request.temperature == 0.7
+    for turn, (_, request) in zip(rollout.turns, models.requests):  # what is reused is context
+        assert request.context_ids.tolist() == [*turn.context_ids, turn.sampled_ids[0]]
+        assert request.token_ids.tolist() == turn.sampled_ids[1:].tolist()
+        assert request.temperature == 0.7 or request.hidden
     return [request for _, request in models.requests], term
 
 
 def sampled(rollout: Rollout) -> list[int]:
-    return [token for turn in rollout.turns for token in turn.sampled_ids.tolist()]
+    """The tokens, 0 for reused ones."""
+    return (np.concatenate([turn.sampled_ids for turn in rollout.turns]) * rollout.trainable).tolist()
 
 
 def test_sampled(rollout):
@@ -91,7 +92,7 @@ def test_topk(rollout, source, own, given):
     assert narrow.ids is None or narrow.ids.shape[1] == 1  # another term may have asked for more
     for turn, request in zip(rollout.turns, requests):
         assert request.k == own
-        assert request.ids is None or (request.ids == turn.topk_ids).all()
+        assert request.ids is None or (request.ids == turn.topk_ids[1:]).all()
         assert (request.ids is not None) == given
         assert not request.hidden
     target = term.inputs["target"]
@@ -112,8 +113,58 @@ def test_full(rollout):
     target = term.inputs["target"]
     assert isinstance(target, Hidden)
     assert target.head == "maths"
-    assert torch.cat(target.states)[:, 0].tolist() == sampled(rollout)
+    assert torch.cat(target.states)[:, 0].tolist() == np.array(sampled(rollout))[rollout.trainable].tolist()
     assert ReverseKL(ReverseKLConfig(), RUN).num_student_topk == 0
+
+
+SIZES = [(3, 2), (2, 4), (4, 0)]
+
+
+def with_topk(rollout: Rollout, k: int, vocab: int) -> Rollout:
+    """The student's likely tokens of each turn that is not reused."""
+    rng = np.random.default_rng(rollout.slot)
+
+    def likely(turn: Turn) -> Turn:
+        ids = [rng.permutation(vocab)[:k] for _ in turn.sampled_ids]
+        return replace(turn, topk_ids=np.array(ids, np.int32)) if turn.trainable.any() else turn
+
+    return replace(rollout, turns=tuple(map(likely, rollout.turns)))
+
+
+def test_an_episode_is_asked_about_once(random_episode, vocab):
+    rollout = with_topk(random_episode(0, 6, *SIZES, reused=1), 5, vocab)
+    models, maker = Recording(), ReverseKL(ReverseKLConfig(form="topk", k=3), RUN)
+    (term,) = asyncio.run(maker.collect(rollout, models))
+    ((_, request),) = models.requests
+    first, second, third = rollout.turns
+    assert request.context_ids.tolist() == second.context_ids.tolist()
+    assert [*request.context_ids, *request.token_ids] == [*third.context_ids, *third.sampled_ids]
+    assert request.ids is not None
+    likely = [ids[:, :3].tolist() for ids in (second.topk_ids, third.topk_ids) if ids is not None]
+    observed = [[token] * 3 for token in request.token_ids[2:6].tolist()]  # no more is asked than what is answered anyway
+    assert request.ids.tolist() == [*likely[0], *observed, *likely[1]]
+    assert term.inputs["target"].tail.tolist() == pytest.approx([token / 100 for token in sampled(rollout)])
+    assert term.mask.tolist() == [False] * len(first.sampled_ids) + [True] * 6
+
+
+@pytest.fixture(scope="module")
+def exact(folders, vocab):
+    """A teacher in float64."""
+    model = HFModel("teachers.t.model", str(folders[1]), dtype="float64", device=CPU, chunk_bytes=2**20)
+    return TeacherPool({"t": HFTeacher("t", model, View(vocab))})
+
+
+@pytest.mark.parametrize("settings", [{}, {"reused": 2}, {"rerender": True}, {"rerender": True, "reused": 1}], ids=str)
+@pytest.mark.parametrize("source", ["student", "teacher", "union"])
+def test_the_topk_of_an_episode_is_that_of_its_turns(exact, random_episode, vocab, source, settings):
+    maker = ReverseKL(ReverseKLConfig(form="topk", k=4, source=source), RUN)
+    rollout = with_topk(random_episode(0, 6, *SIZES, **settings), 4, vocab)
+    alone = [replace(rollout, turns=(turn,)) for turn in rollout.turns if turn.trainable.any()]
+    whole, *parts = (asyncio.run(maker.collect(one, exact))[0].inputs["target"] for one in (rollout, *alone))
+    for name in ("ids", "logps", "tail"):
+        found, expected = getattr(whole, name), np.concatenate([getattr(part, name) for part in parts])
+        np.testing.assert_allclose(found[rollout.trainable], expected, atol=1e-6)
+        assert len(found) == rollout.num_tokens
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_the_same_tokenizer_is_compared_everywhere(rollout, given_models, whole)
     np.testing.assert_allclose(target.logps, whole[TOPK], rtol=1e-6)
     assert not target.unknown.any()
     (asked,) = [request for _, request in models.requests]
-    assert asked.token_ids is rollout.turns[0].sampled_ids
+    assert asked.token_ids.tolist() == rollout.turns[0].sampled_ids.tolist()
+    assert asked.k == 0
 
 
 def test_two_tokens_with_one_counterpart_count_once(rollout, given_models, whole):
@@ -118,3 +119,32 @@ def test_another_terms_larger_k_is_not_its_own(rollout, given_models, whole):
         vars(collect(replace(rollout, turns=(wide,)), models[1]).inputs["target"]).values(),
     ):
         np.testing.assert_array_equal(one, other)
+
+
+def test_an_episode_of_the_same_tokenizer_is_asked_about_once(random_episode, given_models, whole):
+    rollout = replace(random_episode(0, 3, (2, 1), (2, 3), (3, 0), reused=1), prompt=Prompt(id="0", domain="maths"))
+    first, *turns = rollout.turns
+    turns = [replace(turn, topk_ids=TOPK[: len(turn.sampled_ids)]) for turn in turns]
+    models = given_models({"maths": [[0.0] * 8]}, None, None, whole)
+    term = collect(replace(rollout, turns=(first, *turns)), models)
+    ((_, request),) = models.requests
+    assert request.context_ids.tolist() == turns[0].context_ids.tolist()
+    assert term.mask.tolist() == [False, False, True, True, True, True, True]
+    target = term.inputs["target"]
+    assert target.ids.tolist() == [[-1] * 3] * 2 + TOPK[:2].tolist() + TOPK[:3].tolist()
+    np.testing.assert_allclose(target.logps[2:], whole[target.ids[2:]], rtol=1e-6)
+    assert target.tail[:2].tolist() == [1.0, 1.0]
+
+
+def test_another_tokenizer_is_asked_turn_by_turn_and_never_about_reused_tokens(rollout, given_models, whole):
+    (turn,) = rollout.turns
+    old, partly = replace(turn, num_reused=5, topk_ids=None), replace(turn, num_reused=1)
+    models = given_models({"maths": [[0.0] * 6]}, {"maths": UNITS * 2}, COUNTERPARTS, whole)
+    alone = collect(rollout, given_models({"maths": [[0.0] * 6]}, {"maths": UNITS}, COUNTERPARTS, whole))
+    term = collect(replace(rollout, turns=(old, partly, turn)), models)
+    assert len(models.requests) == 2
+    assert term.mask.tolist() == [False] * 5 + [False, True, False, False, True] + alone.mask.tolist()
+    for name in ("ids", "logps", "tail", "unknown"):
+        found, expected = (getattr(one.inputs["target"], name) for one in (term, alone))
+        np.testing.assert_array_equal(found[10:], expected)
+        np.testing.assert_array_equal(found[6:10], expected[1:])

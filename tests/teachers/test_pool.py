@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from opd.alignment.aligner import Aligner
+from opd.episodes import Reply
 from opd.errors import UserError
 from opd.models import OutputHead
 from opd.records import Prompt, Rollout, ScoreRequest, Scores, Turn
@@ -123,8 +124,28 @@ def test_a_text_is_aligned_and_counted_once_for_models_that_read_alike(mixed):
     assert tally.coverage.num_bytes == 6
     assert pool.same_bytes("own") is None
     assert tally.same_bytes("strong") is pool.aligners["strong"].same_bytes
+
+
+def test_of_a_later_turn_the_teacher_is_shown_the_turns_before_it(mixed):
+    student, pool = mixed
+    first, second = (rollout_of(student, text).turns[0] for text in ("abc", "bcd"))
+    first = replace(first, observations=({"role": "user", "content": "d"}, {"role": "user", "content": "a0"}))
+    prompt = Prompt(id="7", messages=({"role": "user", "content": "ab"},))
+    rollout = Rollout(prompt, 0, (first, second))
     with pytest.raises(AssertionError, match="the turns before it"):
-        pool.align("strong", replace(rollout, turns=rollout.turns * 2), rollout.turns[0])
+        pool.align("strong", rollout, second)
+    assert pool.align("own", rollout, second) is None
+
+    def read(ids) -> Reply:
+        return Reply(student.decode(ids, skip_special_tokens=True))
+
+    reading, aligner = TeacherPool(pool.teachers, aligners=pool.aligners, read=read), pool.aligners["strong"]
+    spans = Tally(reading).align("strong", rollout, second)
+    assert spans is not None
+    shown = (*prompt.messages, {"role": "assistant", "content": "abc"}, *first.observations)
+    assert spans.context_ids.tolist() == aligner.context(replace(prompt, messages=shown)).tolist()
+    assert spans.token_ids.tolist() == aligner.align(second.sampled_ids, spans.context_ids).token_ids.tolist()
+    assert reading.align("strong", rollout, first).context_ids.tolist() == aligner.context(prompt).tolist()  # type: ignore
 
 
 def test_the_first_text_that_cannot_be_aligned_is_named(mixed):

@@ -1,16 +1,20 @@
-"""What the members of the cross-tokenizer recipes are like once trained. Slow: they are trained from nothing."""
+"""What members are like once trained: those of the cross-tokenizer recipes and of the calculator. Slow: from nothing."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from opd.envs.calculator import Calculator, CalculatorConfig
+from opd.envs.formats import read_reply, tool_format
 from opd.models import decoder
 from opd.teachers.experts import Experts
 from opd.tiny import resolve
 from opd.tiny.arithmetic import splits
-from opd.tiny.training import encode_prompts, greedy_accuracy
+from opd.tiny.episodes import observed
+from opd.tiny.solutions import encode_prompts, greedy_accuracy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 HELDOUT = splits()["heldout"]
@@ -45,3 +49,66 @@ def test_the_other_student_is_often_wrong_and_writes_well():
     well_formed = sum(set(text) <= set("0123456789+=,\n# ") for text in texts) / len(texts)
     assert ended >= 0.98
     assert well_formed >= 0.9
+
+
+class Player:
+    """An episode of the calculator, token by token."""
+
+    def __init__(self, task: Any, tokenizer: Any) -> None:
+        self.environment, self.tokenizer, self.form = Calculator(CalculatorConfig()), tokenizer, tool_format(tokenizer)
+        self.opening = self.environment.reset(task.data, task.seed)
+        self.turn: list[int] = []
+        self.forced: list[int] = []  # of the observation, still to be shown
+        self.num_mistakes, self.num_turns, self.ended = 0, 0, False
+
+    def next(self, sampled: int) -> int:
+        """The token that follows: the one sampled, unless an observation is still to be shown."""
+        if self.forced or self.ended:
+            return self.forced.pop(0) if self.forced else sampled
+        self.turn.append(sampled)
+        if sampled == self.tokenizer.eos_token_id:
+            seen = self.environment.step(read_reply(self.form, self.tokenizer, np.array(self.turn), [sampled]))
+            self.num_turns, self.num_mistakes = self.num_turns + 1, self.num_mistakes + bool(seen.mistake)
+            self.turn, self.ended = [], seen.done
+            self.forced = self.tokenizer(observed(seen.messages)).input_ids
+        return sampled
+
+
+@torch.no_grad()
+def played(name: str, num_episodes: int = 256) -> list[Player]:
+    """Episodes at temperature 1, side by side: all prompts have the same length, and each step adds a token to all."""
+    model, tokenizer = load(name)
+    torch.manual_seed(0)
+    players = [Player(task, tokenizer) for task in Calculator(CalculatorConfig(tasks=num_episodes, seed=5)).tasks()]
+    openings = [player.opening for player in players]
+    tokens = tokenizer.apply_chat_template(openings, add_generation_prompt=True, return_tensors="pt").input_ids
+    cache = DynamicCache()
+    for _ in range(128):
+        logits = model(tokens, None, None, cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+        sampled = logits.softmax(-1).multinomial(1)[:, 0].tolist()
+        tokens = torch.tensor([[player.next(token)] for player, token in zip(players, sampled)])
+        if all(player.ended for player in players):
+            break
+    return players
+
+
+def success_rate(players: list[Player]) -> float:
+    return sum(player.environment.outcome() or 0.0 for player in players) / len(players)
+
+
+def test_the_calculators_teacher_succeeds_when_sampled():
+    players = played("tiny:calculator-teacher")
+    assert success_rate(players) >= 0.97
+    assert {player.num_turns for player in players} <= {11, 12}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_calculators_student_knows_the_form_and_seldom_succeeds(seed):
+    players = played(f"tiny:calculator-student@{seed}")
+    assert 0.02 <= success_rate(players) <= 0.25
+    flawless = sum(player.ended and not player.num_mistakes for player in players) / len(players)
+    assert flawless <= 0.1
+    assert sum(player.ended for player in players) / len(players) >= 0.9
+    errors = sum(record == ["error"] for player in players for record in player.environment.history)
+    assert errors / sum(player.num_turns for player in players) <= 0.15
+    assert 4 <= sum(player.num_mistakes for player in players) / len(players) <= 10

@@ -31,7 +31,8 @@ def cache(tmp_path, monkeypatch):
     """An empty cache, and models that train for a few steps only and are measured on a few problems."""
     monkeypatch.setenv("OPD_CACHE", str(tmp_path))
     few = {"validation": splits()["validation"][:8]}
-    monkeypatch.setattr("opd.tiny.training.splits", lambda: few)
+    monkeypatch.setattr("opd.tiny.solutions.splits", lambda: few)
+    monkeypatch.setattr("opd.tiny.episodes.NUM_VALIDATION", 8)
     for name, member in MEMBERS.items():
         if isinstance(member, Model):
             training = replace(member.training, max_steps=3, check_every_steps=2, batch_size=4, min_accuracy=0.0)
@@ -103,6 +104,16 @@ def test_the_weak_reference_is_of_the_teachers_family():
     assert (teacher / "tokenizer.json").read_bytes() == (weak / "tokenizer.json").read_bytes()
 
 
+def test_the_calculators_models_share_a_small_vocabulary_and_a_short_rotary_base():
+    teacher, student = resolve("tiny:calculator-teacher"), resolve("tiny:calculator-student")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (teacher / name).read_bytes() == (student / name).read_bytes()
+    models: list[Any] = [AutoModelForCausalLM.from_pretrained(folder) for folder in (teacher, student)]
+    assert models[1].num_parameters() <= models[0].num_parameters() / 2
+    assert [model.config.vocab_size for model in models] == [24, 24]
+    assert [model.config.rope_parameters["rope_theta"] for model in models] == [100.0, 100.0]
+
+
 def test_sharpness_scales_all_logits(monkeypatch):
     plain = replace(MEMBERS["other-student"], sharpness=None)  # type: ignore[type-var]
     ids = torch.arange(6, 26)[None]
@@ -168,8 +179,9 @@ def test_the_digest_follows_the_settings(monkeypatch):
 
 def test_members_that_users_have_cached_keep_their_keys(real_members):
     """Raise `VERSION` instead where they are to be built anew."""
-    assert [digest(name) for name in ("teacher", "student", "prompts", "heldout")] == [
-        *("1bba31354051512c", "c7c91db489cbf465"),
+    assert [digest(name) for name in MEMBERS if not name.startswith("calculator")] == [
+        *("1bba31354051512c", "c7c91db489cbf465", "eb9d2efcb2212483"),
+        *("cf2c1fada6160f70", "8719e0052bab8efe"),
         *("8e9db82656860cb1", "9eda36abee1375d2"),
     ]
 

@@ -1,11 +1,13 @@
+import re
 from itertools import accumulate, pairwise
 
 import pytest
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
+from opd.episodes import Reply, ToolCall
 from opd.tiny.arithmetic import Problem
-from opd.tiny.tokenizer import build_tokenizer
+from opd.tiny.tokenizer import BOS_ID, END_ID, PAD_ID, build_tokenizer
 
 
 @pytest.fixture(scope="module", params=["built", "reloaded"])
@@ -108,3 +110,56 @@ def test_special_tokens(tokenizer):
         *("<|pad|>", "<|bos|>", "<|end|>"),
         *("<|system|>", "<|user|>", "<|assistant|>"),
     }
+
+
+@pytest.fixture(scope="module", params=["built", "reloaded"])
+def calculator(request, tmp_path_factory):
+    built = build_tokenizer("calculator", max_tokens=256)
+    if request.param == "built":
+        return built
+    folder = tmp_path_factory.mktemp("calculator")
+    built.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+EPISODE = [
+    {"role": "user", "content": "7+5*3"},
+    Reply("", (ToolCall("calculator", {"expression": "7+5"}),)).message,
+    {"role": "tool", "content": "2"},
+    Reply("", (ToolCall("calculator", {"expression": "2*3"}), ToolCall("calculator", {"expression": "*"}))).message,
+    {"role": "tool", "content": "6"},
+    {"role": "tool", "content": "error"},
+]
+RENDERED = (
+    "<|bos|><|user|>7+5*3<|end|><|assistant|><|call|>7+5<|end|><|tool|>2<|end|><|assistant|><|call|>2*3<|call|>*<|end|>"
+    "<|tool|>6<|end|><|tool|>error<|end|><|assistant|>"
+)
+
+
+def test_an_episode_round_trips_one_token_a_mark_a_character_and_the_error(calculator):
+    assert calculator.apply_chat_template(EPISODE, add_generation_prompt=True, tokenize=False) == RENDERED
+    ids = calculator.apply_chat_template(EPISODE, add_generation_prompt=True).input_ids
+    assert ids == calculator(RENDERED).input_ids
+    assert len(ids) == len(re.findall(r"<\|\w+\|>|error|.", RENDERED))
+    assert calculator.decode(ids) == RENDERED
+    assert len(calculator) == 22
+
+
+def test_the_mark_of_a_call_is_text_and_stays_where_special_tokens_are_left_out(calculator):
+    ids = calculator("<|assistant|><|call|>7+5<|end|>").input_ids
+    assert calculator.decode(ids, skip_special_tokens=True) == "<|call|>7+5"
+    assert (calculator.pad_token_id, calculator.bos_token_id, calculator.eos_token_id) == (PAD_ID, BOS_ID, END_ID)
+
+
+@pytest.mark.parametrize("text", ["Compute 7+5", "7 + 5", "7/5", "erro", "٧"])
+def test_the_calculators_tokenizer_refuses_text_that_it_does_not_know(calculator, text):
+    with pytest.raises(Exception, match="Missing"):
+        calculator(text)
+    for role in ("system", "user", "tool"):
+        with pytest.raises(TemplateError, match="knows digits"):
+            calculator.apply_chat_template([{"role": role, "content": text}], tokenize=False)
+
+
+def test_the_calculators_template_refuses_a_role_without_a_mark(calculator):
+    with pytest.raises(TemplateError, match="no such role"):
+        calculator.apply_chat_template([{"role": "critic", "content": "3"}], tokenize=False)

@@ -1,0 +1,94 @@
+"""Which environment a recipe names, and its tasks as prompts."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from omegaconf import MISSING
+
+from opd.envs.environment import Environment, Task
+from opd.envs.opening import open_environment
+from opd.episodes import EnvironmentTask
+from opd.errors import UserError
+from opd.records import Prompt
+
+
+@dataclass(frozen=True)
+class EnvironmentConfig:
+    """Tasks of an environment."""
+
+    name: str = MISSING
+    """The environment: `calculator`, `reasoning_gym`, or one of the entry point group `opd.environments`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """What the environment takes."""
+    context: Literal["append_only", "rerender"] = "append_only"
+    """What the student sees from its second turn on. `append_only`: to the last id what it saw and sampled before, and the
+    observation behind it. `rerender`: the whole conversation through the chat template, which may leave earlier reasoning
+    out; each turn is then trained as a sequence of its own."""
+    max_turns: int | None = None
+    """The most turns of the student in an episode; empty takes the environment's own number."""
+    system: str | None = None
+    """A system message before the environment's own messages."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template, such as `enable_thinking: false`."""
+    domain: str = "default"
+    """The name of the teacher that scores these episodes, where there are several."""
+    limit: int | None = None
+    """Only the first so many tasks."""
+
+
+def load_tasks(config: EnvironmentConfig, key: str) -> list[Prompt]:
+    """A prompt for each task; its id is the task's. `key` is the recipe's section, for messages.
+
+    Raises `UserError` for an unknown environment or option, and for tasks that are missing, share an id, have no seed or are
+    no plain JSON.
+    """
+    environment = check_environment(config, key)
+    tasks = list(environment.tasks())[: config.limit]
+    if not tasks:
+        raise UserError(f"{key}.options: with these, environment {config.name!r} has no tasks")
+    twice = [name for name, count in Counter(task.id for task in tasks).items() if count > 1]
+    if twice:
+        raise UserError(f"{key}.name: two tasks of {config.name!r} are called {twice[0]!r}; each needs an id of its own")
+    return [_prompt(environment, task, config, key) for task in tasks]
+
+
+def check_environment(config: EnvironmentConfig, key: str) -> Environment:
+    """The environment, not yet reset. Raises `UserError` for an unknown one, unknown options, or numbers out of range."""
+    for name in ("max_turns", "limit"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"{key}.{name} is {value}: it must be at least 1")
+    return open_environment(EnvironmentTask(config.name, {}, 0, config.options), key)
+
+
+def _prompt(environment: Environment, task: Task, config: EnvironmentConfig, key: str) -> Prompt:
+    if task.seed is None:
+        raise UserError(
+            f"{key}.name: task {task.id} has no seed; {config.name!r} must give each task one, so that an episode can be "
+            "begun again as it was"
+        )
+    if not _is_json(task.data):
+        raise UserError(f"{key}.name: task {task.id} of {config.name!r} holds data that are no plain JSON values")
+    opening = tuple(environment.reset(task.data, task.seed))
+    system: tuple[Mapping[str, Any], ...] = ({"role": "system", "content": config.system},) if config.system else ()
+    return Prompt(
+        id=task.id,
+        messages=(*system, *opening),
+        problem="\n".join(message["content"] for message in opening if message["role"] == "user"),
+        domain=config.domain,
+        tools=tuple(environment.tools),
+        chat_template_kwargs=config.chat_template_kwargs,
+        task=EnvironmentTask(
+            config.name, task.data, task.seed, config.options, config.context, config.max_turns, environment.single_turn
+        ),
+    )
+
+
+def _is_json(data: Mapping[str, Any]) -> bool:
+    try:
+        return json.loads(json.dumps(data, allow_nan=False)) == data
+    except (TypeError, ValueError):
+        return False

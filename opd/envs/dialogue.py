@@ -1,0 +1,220 @@
+"""A conversation as the student's token ids: what it sees after the environment has answered one of its turns.
+
+`append_only` (T1: tokens in, tokens out): the next context is to the last id what the student saw and sampled, and behind it
+what the chat template writes after a reply: the observations and the header of the next one. `rerender`: the whole
+conversation goes through the template again, as a chat service does it; templates that leave earlier reasoning out then
+show the student what they would show a user.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from opd.envs.environment import Message
+from opd.episodes import Reply
+from opd.errors import UserError
+from opd.records import Array, Prompt
+
+Exchange = tuple[Reply, Sequence[Message]]  # a reply, and the messages by which the environment answered it
+
+MAX_REMEMBERED = 4096  # texts behind replies
+STAND_IN = "THEREPLYSTANDSHERE"  # one word, which no template changes
+
+
+def messages(prompt: Prompt, exchanges: Iterable[Exchange]) -> list[dict[str, Any]]:
+    """The conversation so far as chat messages, for any chat template.
+
+    Some templates want an id of nine characters for each call; calls are numbered within their turn, and the turn's tool
+    messages are taken to answer them in order.
+    """
+    said = [dict(message) for message in prompt.messages]
+    for reply, observations in exchanges:
+        message = reply.message
+        calls = message.get("tool_calls", [])
+        for number, call in enumerate(calls):
+            call["id"] = _call_id(number)
+        said += [message, *_answers(observations)]
+    return said
+
+
+class Dialogue:
+    """Contexts for one tokenizer. `eos_ids` end a turn; `field` is what the recipe calls the model, for messages.
+
+    The text of special tokens in an observation becomes plain text, so that it cannot begin or end a turn; so does that of
+    EOS tokens in a reply that is rendered again. This does not help with templates whose marks are no special tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int], field: str) -> None:
+        self.tokenizer, self.field = tokenizer, field
+        texts = {int(token): tokenizer.convert_ids_to_tokens(int(token)) for token in eos_ids}
+        self._eos = {str(text): token for token, text in texts.items() if text is not None}
+        added = tokenizer.added_tokens_decoder.values()
+        self._marks = _any_of([*(token.content for token in added if token.special), *self._eos, STAND_IN])
+        self._ends = _any_of(self._eos)
+        self._checked: set[tuple[Any, ...]] = set()
+        self._behind_replies: dict[str, Array] = {}
+
+    def appended(self, prompt: Prompt, context_ids: Array, sampled_ids: Array, observations: Sequence[Message]) -> Array:
+        """The context [c] int32 behind `context_ids` and `sampled_ids`, which end with an EOS.
+
+        An EOS other than the template's stays as it was sampled. Raises `UserError` when the template refuses or leaves out
+        these messages, or puts what came before another way once they are there.
+        """
+        eos = int(sampled_ids[-1])
+        roles = [message["role"] for message in prompt.messages]
+        # what a template writes behind a reply follows from these, whatever was said before it
+        key = json.dumps([roles, eos, observations, prompt.chat_template_kwargs, bool(prompt.tools)], default=str)
+        if key not in self._behind_replies:
+            if len(self._behind_replies) >= MAX_REMEMBERED:
+                self._behind_replies.clear()
+            self._behind_replies[key] = np.array(self._behind_reply(prompt, eos, observations), np.int32)
+        return np.concatenate([context_ids, sampled_ids, self._behind_replies[key]]).astype(np.int32)
+
+    def _behind_reply(self, prompt: Prompt, eos: int, observations: Sequence[Message]) -> list[int]:
+        """The ids of the observations and of the header of the next reply, behind the EOS of the last one."""
+        hidden: list[str] = []
+        shown = [self._hide(message, self._marks, hidden) for message in _answers(observations)]
+        stand_in = {"role": "assistant", "content": STAND_IN}
+        try:
+            text = self._render(prompt, [*prompt.messages, stand_in, *shown])
+        except (TemplateError, TypeError, ValueError) as error:
+            raise self._refusal(prompt, shown, error) from None
+        before, _, tail = text.rpartition(STAND_IN)
+        self._check(prompt, shown, before, tail)
+        return self._behind(tail, eos, hidden)
+
+    def rerendered(self, prompt: Prompt, exchanges: Sequence[Exchange]) -> Array:
+        """The context [c] int32 of the whole conversation. Raises `UserError` when the template refuses it."""
+        hidden: list[str] = []
+        said = messages(prompt, exchanges)
+        first = len(prompt.messages)
+        patterns = (self._ends if message["role"] == "assistant" else self._marks for message in said[first:])
+        said[first:] = [self._hide(message, pattern, hidden) for message, pattern in zip(said[first:], patterns)]
+        try:
+            text = self._render(prompt, said)
+        except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(dict.fromkeys(message["role"] for message in said))
+            raise UserError(
+                f"prompts.context: the conversation of {prompt.id} ({roles}) does not fit the chat template of {self.field} "
+                f"({_line(error)}); take a model whose template knows these"
+            ) from None
+        return np.asarray(self._tokenise(text, hidden), np.int32)
+
+    def _render(self, prompt: Prompt, said: Sequence[Message], header: bool = True) -> str:
+        text = self.tokenizer.apply_chat_template(
+            [dict(message) for message in said],
+            tools=[dict(tool) for tool in prompt.tools] or None,
+            tokenize=False,
+            add_generation_prompt=header,
+            **prompt.chat_template_kwargs,
+        )
+        assert isinstance(text, str)
+        return text
+
+    def _behind(self, tail: str, sampled: int, hidden: Sequence[str]) -> list[int]:
+        """The ids that stand behind the EOS of a reply. `tail` is what the template writes after the reply's content.
+
+        They are tokenised with the EOS before them, since some tokenizers read the start of a text, or white space behind a
+        special token, another way.
+        """
+        rest = tail.lstrip()  # white space that the template puts before its EOS was not sampled
+        found = self._ends.match(rest)
+        if found is not None:
+            text, eos = rest, self._eos[found[0]]
+        else:  # a template without EOS: all of it follows the sampled one
+            eos = sampled
+            text = str(self.tokenizer.convert_ids_to_tokens(eos)) + tail
+        ids = self._tokenise(text, hidden)
+        return ids[ids.index(eos) + 1 :]
+
+    def _hide(self, message: Message, pattern: re.Pattern[str], hidden: list[str]) -> dict[str, Any]:
+        """The message with private-use characters in the place of texts that `pattern` finds, which join `hidden`."""
+
+        def hide(found: re.Match[str]) -> str:
+            hidden.append(found[0])
+            return _hiding(len(hidden) - 1)
+
+        def within(value: Any) -> Any:
+            if isinstance(value, str):
+                return pattern.sub(hide, value)
+            if isinstance(value, Mapping):  # of a call, the arguments are searched, too
+                return {name: within(part) for name, part in value.items()}
+            return [within(part) for part in value] if isinstance(value, list | tuple) else value
+
+        return {name: value if name == "role" else within(value) for name, value in message.items()}
+
+    def _tokenise(self, text: str, hidden: Sequence[str]) -> list[int]:
+        """Ids of a rendered text; what was hidden is tokenised as plain text."""
+        if not hidden:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+        whole: list[int] = []
+        places = {_hiding(number): original for number, original in enumerate(hidden)}
+        for piece in re.split(f"({'|'.join(places)})", text):
+            plain = piece in places
+            found = self.tokenizer(places.get(piece, piece), add_special_tokens=False, split_special_tokens=plain)
+            whole += found["input_ids"]  # type: ignore[arg-type]
+        return whole
+
+    def _check(self, prompt: Prompt, shown: Sequence[Message], before: str, tail: str) -> None:
+        """Raises `UserError` when the template cannot be appended to; once for each kind of observations."""
+        kind = (*(message["role"] for message in shown), bool(prompt.tools))
+        if kind in self._checked:
+            return
+        template = f"prompts.context: the chat template of {self.field}"
+        if not before or STAND_IN in before:
+            raise UserError(f"{template} does not show a reply once; set prompts.context=rerender")
+        if not before.startswith(self._render(prompt, prompt.messages, header=False)):
+            raise UserError(f"{template} changes what came before a reply once it is answered; set prompts.context=rerender")
+        for message in shown:
+            words = re.findall(r"\w+", message["content"])
+            if words and words[0] not in tail:
+                raise UserError(
+                    f"{template} leaves out {message['role']!r} messages; take a student whose template has that role"
+                )
+        self._checked.add(kind)
+
+    def _refusal(self, prompt: Prompt, shown: Sequence[Message], error: Exception) -> UserError:
+        """Why the template refuses the observations behind a reply without calls: for want of a call, or altogether."""
+        template = f"prompts.context: the chat template of {self.field}"
+        calls = [{"type": "function", "id": _call_id(0), "function": {"name": "tool", "arguments": {}}}]
+        try:
+            self._render(prompt, [*prompt.messages, {"role": "assistant", "content": "", "tool_calls": calls}, *shown])
+        except (TemplateError, TypeError, ValueError):
+            roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in shown))
+            return UserError(
+                f"{template} refuses {roles} messages: {_line(error)}; take a student whose template has that role"
+            )
+        return UserError(f"{template} cannot be appended to: {_line(error)}; set prompts.context=rerender")
+
+
+def _answers(observations: Sequence[Message]) -> list[dict[str, Any]]:
+    """The observations, tool messages with the ids of the calls that they answer."""
+    answers: list[dict[str, Any]] = []
+    number = 0
+    for message in observations:
+        known = {"tool_call_id": _call_id(number)} if message["role"] == "tool" else {}
+        answers.append({**known, **message})
+        number += message["role"] == "tool"
+    return answers
+
+
+def _call_id(number: int) -> str:
+    return f"{number:09d}"
+
+
+def _hiding(number: int) -> str:
+    return f"\ue000{number}\ue001"
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Of several that match the longest does; of none, nothing."""
+    return re.compile("|".join(re.escape(text) for text in sorted(set(texts), key=len, reverse=True)) or "(?!)")
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
