@@ -128,12 +128,17 @@ def load_optimizer(path: Path, learner: Learner, state: Mapping[str, Any]) -> No
 
 
 def load_steering(path: Path, steering: Steering, state: Mapping[str, Any]) -> bool:
-    """Restores the rollout controllers. False where what they knew no longer holds, and they begin anew."""
+    """Restores the rollout controllers. False where what they knew no longer holds, and they begin anew.
+
+    Raises `UserError` when their file is missing or damaged, or the checkpoint is of an earlier version.
+    """
+    if not steering:
+        return True
     file = path / "trainer" / "controllers.safetensors"
     try:
         arrays = load_arrays(file) if file.exists() else {}
-        return steering.load_state_dict(state["controllers"], arrays) if steering else True
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
+        return steering.load_state_dict(state["controllers"], arrays)
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{file}: not whole ({error}); delete its checkpoint and resume from the one before") from None
 
 

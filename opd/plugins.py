@@ -77,7 +77,8 @@ class RolloutController:
         return False
 
     def landed(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """The rollouts of `step` of all processes, in the order of their slots; before any of the next step is begun."""
+        """The rollouts of `step` of all processes, in the order of their slots, without the student's own top-k; before any
+        of the next step is begun."""
 
     def forget(self) -> None:
         """Teachers, tokenizer or template are not those that it has seen so far: earlier rollouts no longer count."""

@@ -57,7 +57,7 @@ class Recorder:
         figures["staleness"] = counts["staleness"] / max(1, counts["sampled_tokens"])
         steering = self.parts.steering
         figures |= {**figures_of(counts, steered=bool(steering)), **steering.figures()}
-        if steering and (saved := self.full_length.saved(counts)) is not None:
+        if steering and not steering.limited(step - 1) and (saved := self.full_length.saved(counts)) is not None:
             figures["saved_tokens"] = saved
         timings = self.parts.clock.read()
         seconds = max(timings.get("perf/step_s", 0.0), 1e-9)

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -243,6 +243,7 @@ def _recorded(row: Mapping[str, Any], turns: Sequence[Turn], chunk: int | None, 
     new = [turn.trainable for turn in turns]
     if chunk is not None:
         new = np.split(new[0], range(chunk, len(new[0]), chunk))
+        turns = [replace(turns[0], teacher_logps=_whole_chunks(turns[0].teacher_logps, chunk))]
     marks = [turn.mistake for turn in turns] if chunk is None else []
     mistake = marks.index(True) + 1 if True in marks else None
     return Recorded(
@@ -252,6 +253,11 @@ def _recorded(row: Mapping[str, Any], turns: Sequence[Turn], chunk: int | None, 
         flawless=whole and mistake is None and False in marks,
         success=outcome >= SUCCESS if whole and outcome is not None else None,
     )
+
+
+def _whole_chunks(logps: Array | None, chunk: int) -> Array | None:
+    """In training nobody looks at the last tokens of an answer, which can no longer be stopped."""
+    return None if logps is None else logps[: len(logps) // chunk * chunk]
 
 
 def _damaged(where: str, why: str) -> UserError:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from opd.episodes import SUCCESS
-from opd.objective.batching import Taught, num_trainable
+from opd.objective.batching import Taught, counted, num_trainable
 from opd.records import Rollout
 from opd.units import units_of
 
@@ -21,7 +21,7 @@ def counts_of(step: int, taught: Sequence[Taught], chunk_tokens: int) -> Counter
     counts: Counter[str] = Counter(trained_tokens=num_trainable(taught)[0])
     for rollout, terms in taught:
         counts += _of_rollout(step, rollout, chunk_tokens)
-        trained = np.logical_or.reduce([term.mask for term in terms]) if terms else np.zeros(rollout.num_tokens, bool)
+        trained = counted(rollout, terms)
         for number, tokens in enumerate(_by_unit(rollout, trained, chunk_tokens), start=1):
             counts[f"trained/{min(number, MOST_UNITS)}"] += tokens
     return counts
@@ -90,8 +90,8 @@ def _of_rollout(step: int, rollout: Rollout, chunk_tokens: int) -> Counter[str]:
         whole_tokens=0 if stopped else rollout.num_tokens,
         episodes=not rollout.prompt.single_turn,
         turns=0 if rollout.prompt.single_turn else len(rollout.turns),
-        judged=rollout.outcome is not None,
-        successes=rollout.outcome is not None and rollout.outcome >= SUCCESS,
+        judged=rollout.outcome is not None and not stopped,  # of others nobody knows what would have come of them
+        successes=rollout.outcome is not None and not stopped and rollout.outcome >= SUCCESS,
     )
     if stopped:
         counts[f"stops/{min(len(units), MOST_UNITS)}"] += 1

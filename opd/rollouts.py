@@ -72,27 +72,32 @@ class Player:
         self, prompt: Prompt, opening_ids: Array, slot: int, seed: int, plan: Plan, watch: Watch | None
     ) -> Rollout:
         episode = Episode(prompt, opening_ids, self.contexts, plan.limits.turns)
-        reused = plan.start.tokens
-        restart: Restart = episode.restore(plan.start) if plan.start.turns else ""
-        if reused is not None:
-            fits = len(reused.sampled_ids) < self._room(opening_ids, plan.limits)
-            reused, restart = (reused, "restored") if fits else (None, "too long")
+        limit = plan.limits.tokens if episode.single else None
+        if limit is not None and limit >= self.contexts.room(opening_ids):
+            limit = None  # the recipe's own comes first
+        reused, restart = self._start(episode, plan.start, limit)
         finish = None
         while finish is None:
-            number = len(episode.turns)
-            room = self._room(episode.context_ids, plan.limits if episode.single else Limits())
+            number, room = len(episode.turns), self.contexts.room(episode.context_ids)
+            room = room if limit is None else limit
             turn = await self._turn(episode, slot_seed(seed, number) if number else seed, room, reused, watch)
-            cut_by_controller = episode.single and len(turn.sampled_ids) == plan.limits.tokens and turn.finish == "length"
-            finish = episode.take(replace(turn, finish="stopped") if cut_by_controller else turn)
+            if turn.finish == "length" and len(turn.sampled_ids) == limit:
+                turn = replace(turn, finish="stopped")
+            finish = await episode.answered(turn)
             reused = None
             if finish is None and watch is not None and watch.stopped_at is not None:
                 finish = "stopped"
                 episode.turns[-1] = replace(episode.turns[-1], finish=finish)
         return episode.rollout(slot, restart)
 
-    def _room(self, context_ids: Array, limits: Limits) -> int:
-        room = self.contexts.room(context_ids)
-        return room if limits.tokens is None else min(room, limits.tokens)
+    def _start(self, episode: Episode, start: Start, limit: int | None) -> tuple[Turn | None, Restart]:
+        """(the turn whose tokens the first one begins with, what became of the prefix)."""
+        if start.tokens is None:
+            return None, episode.restore(start) if start.turns else ""
+        if not np.array_equal(start.tokens.context_ids, episode.context_ids):
+            return None, "failed"  # another prompt by the same id
+        room = self.contexts.room(episode.context_ids) if limit is None else limit
+        return (start.tokens, "restored") if len(start.tokens.sampled_ids) < room else (None, "too long")
 
     async def _turn(self, episode: Episode, seed: int, room: int, reused: Turn | None, watch: Watch | None) -> Turn:
         """The next turn, of which the tokens of `reused` come first."""
@@ -100,9 +105,8 @@ class Player:
         if watch is not None:
             watch.begin(episode.turns, context_ids, reused)
         chunks: list[Chunk] = []
-        request = SampleRequest(
-            np.concatenate([context_ids, prefix]), seed, room - len(prefix), self.sampling, not episode.single
-        )
+        shown, room = np.concatenate([context_ids, prefix]), room - len(prefix)
+        request = SampleRequest(shown, seed, room, self.sampling, episode=not episode.single)
         async with aclosing(self.sampler.generate(request)) as stream:  # type: ignore[type-var]
             async for chunk in stream:
                 chunks.append(chunk)

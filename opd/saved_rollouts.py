@@ -33,6 +33,7 @@ def unpack_turns(rows: Sequence[Mapping[str, Any]], arrays: Mapping[str, Array],
     turns = []
     for place, row in enumerate(rows):
         given: dict[str, Any] = {field: arrays.get(f"{name}.{place}.{field}") for field in ARRAYS}
+        given |= {field: arrays[f"{name}.{place}.{field}"] for field in ("context_ids", "sampled_ids", "sampler_logps")}
         versions = tuple((start, version) for start, version in row["versions"])
         scalars = {**row, "versions": versions, "observations": tuple(row["observations"])}
         turns.append(Turn(**given, **scalars))
@@ -60,16 +61,17 @@ def load_rollouts(path: Path, prompt_of: Callable[[int], Prompt]) -> list[Rollou
         with safe_open(path, framework="numpy") as file:
             rows = json.loads((file.metadata() or {})["rollouts"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        turns = [unpack_turns(row["turns"], arrays, str(number)) for number, row in enumerate(rows)]
+        scores = [{name: row[name] for name in ("outcome", "score", "restart")} for row in rows]
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not whole ({error}); delete its checkpoint and resume from the one before") from None
     rollouts = []
-    for number, row in enumerate(rows):
+    for row, its_turns, its_scores in zip(rows, turns, scores):
         prompt = prompt_of(row["slot"])
         if prompt.id != row["prompt"]:
             raise UserError(
                 f"prompts: slot {row['slot']} had prompt {row['prompt']} when the run stopped and now has {prompt.id}; "
                 "restore the data as they were"
             )
-        turns = unpack_turns(row["turns"], arrays, str(number))
-        rollouts.append(Rollout(prompt, row["slot"], turns, row["outcome"], row["score"], row["restart"]))
+        rollouts.append(Rollout(prompt, row["slot"], its_turns, **its_scores))
     return rollouts

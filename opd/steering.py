@@ -1,12 +1,13 @@
 """The rollout controllers of a run together: where rollouts start, what they may have at most, and when they stop."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from accelerate.utils import gather_object
 
 from opd.plugins import RolloutController
-from opd.records import Array, Limits, Prompt, Rollout, Start
+from opd.records import Array, Limits, Prompt, Rollout, Start, Turn
 from opd.rollouts import Plan
 
 
@@ -37,10 +38,15 @@ class Steering:
             Limits(_least(limit.turns for limit in limits), _least(limit.tokens for limit in limits)),
         )
 
+    def limited(self, step: int) -> bool:
+        """Whether a controller limits the rollouts of this step, so that none may be as long as it would be."""
+        return any(controller.limits(step) != Limits() for controller in self.controllers.values())
+
     def landed(self, step: int, rollouts: Sequence[Rollout]) -> None:
         """Shows the controllers the rollouts of a step. To be called by every process, with its own."""
         if self.controllers:
-            everyones = sorted(gather_object(list(rollouts)), key=lambda rollout: rollout.slot)
+            light = [replace(one, turns=tuple(map(_without_topk, one.turns))) for one in rollouts]
+            everyones = sorted(gather_object(light), key=lambda rollout: rollout.slot)
             for controller in self.controllers.values():
                 controller.landed(step, everyones)
 
@@ -62,6 +68,10 @@ class Steering:
             if state["identity"] != self.identity:
                 controller.forget()
         return state["identity"] == self.identity
+
+
+def _without_topk(turn: Turn) -> Turn:
+    return replace(turn, topk_ids=None, topk_logps=None)
 
 
 def _least(values: Any) -> int | None:

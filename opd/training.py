@@ -43,7 +43,8 @@ def train(
             load_optimizer(checkpoint, parts.learner, state)
             parts.teachers.check_digests(state.get("teachers", {}))
             remembers = load_steering(checkpoint, parts.steering, state)
-            known = load_in_flight(checkpoint, config.batch, parts.prompts, done)
+            if remembers:  # else what stopped them no longer holds
+                known = load_in_flight(checkpoint, config.batch, parts.prompts, done)
         directory.begin(done)  # everything is loaded: only now may an older run be replaced
         trackers = open_trackers(config.trackers, config, directory.path) if main else []
         for tracker in trackers:

@@ -31,6 +31,7 @@ class Watch:
         self.controllers, self.prompt, self.slot = controllers, prompt, slot
         self.chunk, self.scoring = chunk, scoring
         self.stopped_at: int | None = None  # tokens of the turn, of which those reused come first
+        self._units: list[Unit] = []  # of the turns before; in a single answer, of its chunks that were judged whole
         self._turns: tuple[Turn, ...] = ()
         self._looking: asyncio.Task[None] | None = None
 
@@ -42,6 +43,7 @@ class Watch:
         self._reused_logps = np.pad(known, (0, len(self._ids) - len(known)), constant_values=np.nan)
         self._seen = len(self._ids)  # tokens of the turn that were looked at
         self._logps: Array | None = self._reused_logps
+        self._units = []
         if self.scoring is not None:
             self.scoring.begin(turns, context_ids, self._ids)
 
@@ -78,9 +80,8 @@ class Watch:
     async def _look(self, whole: int) -> None:
         """At each new chunk of the first `whole` tokens."""
         assert self.chunk is not None
-        logps = await self._scores(whole)
         for end in range(self._seen + self.chunk, whole + 1, self.chunk):
-            if self._stops(end, None if logps is None else logps[:end]):
+            if self._stops(end, await self._scores(end)):  # no later text may speak for what was known here
                 self.stopped_at = end
                 break
         self._seen = whole
@@ -101,9 +102,18 @@ class Watch:
     def _stops(self, length: int, logps: Array | None) -> bool:
         units: tuple[Unit, ...] = ()
         if logps is not None:
-            units = units_of(self._turns, None) if self.chunk is None else ()
-            units += chunk_units(logps, length, self.chunk or length, len(self._reused_logps))
+            units = self._units_at(length, logps)
         progress = Progress(
             self.prompt, self.slot, self._context_ids, self._ids[:length], logps, units, len(self._turns) + 1
         )
         return any(controller.stops(progress) for controller in self.controllers)
+
+    def _units_at(self, length: int, logps: Array) -> tuple[Unit, ...]:
+        """The rollout's units when `length` tokens of the turn are there, of which `logps` [m] are known."""
+        reused = len(self._reused_logps)
+        if self.chunk is None:
+            return (*units_of(self._turns, None), *chunk_units(logps, length, length, reused))
+        done = len(self._units) * self.chunk
+        new = chunk_units(logps[done:], length - done, self.chunk, reused - done)
+        self._units += new[: (len(logps) - done) // self.chunk]  # the others may still gain a log-prob
+        return (*self._units, *new[len(self._units) - done // self.chunk :])

@@ -149,11 +149,12 @@ class HFSampler:
             while self.busy:
                 with self.clock("sample"), torch.no_grad():
                     for _ in range(self.chunk_tokens):
-                        self._admit()
+                        began = self._admit()
                         if not self._rows:
                             break
-                        self._decode()
-                    self._report()
+                        if not began:
+                            self._decode()
+                    self._report(self._rows)
                 await asyncio.sleep(0)
                 await self._all_awaited()
         except Exception as error:
@@ -171,8 +172,11 @@ class HFSampler:
             self._changed.clear()
             await self._changed.wait()
 
-    def _admit(self) -> None:
-        """Drops finished rows and prefills waiting ones where it pays; makes room for the next token."""
+    def _admit(self) -> bool:
+        """Drops finished rows and prefills waiting ones where it pays; makes room for the next token.
+
+        Whether every row has just drawn its first token, so that rows that begin together report after whole chunks.
+        """
         live = [i for i, row in enumerate(self._rows) if row.finish is None]
         while self._waiting and self._waiting[0].finish is not None:
             self._waiting.popleft()  # stopped before it began
@@ -181,7 +185,7 @@ class HFSampler:
         alike = sum(row.goes_on == wanted[0].goes_on for row in self._waiting) if wanted else 0
         refill = wanted and (not live or len(wanted) >= min(alike, self.max_rows // REFILL_SHARE) or _fills_prefill(wanted))
         if refill or (self._rows and (4 * len(live) <= 3 * len(self._rows) or not self._cache.room)):
-            self._report()
+            self._report([row for row in self._rows if row.finish is not None])
             kept = [self._rows[i] for i in live]
             # the newest sampled token of a kept row is not in the cache yet
             width = max(
@@ -194,11 +198,13 @@ class HFSampler:
                 # only now: if the prefill fails, they must hear of it
                 self._waiting = deque(row for row in self._waiting if row not in wanted)
                 self._append(wanted, logits)
+                return not kept
             elif kept:
                 self._cache.repack(torch.tensor(live, dtype=torch.long), width)
                 self._rows = kept
             else:
                 self._rows, self._cache = [], RowCache()
+        return False
 
     def _same_sampling(self, running: SampleRequest | None, free: int) -> list[_Row]:
         """The next waiting rows that can join: as many as fit, all with the sampling of those running.
@@ -310,9 +316,11 @@ class HFSampler:
         self._kept.put(ids, layers)
         row.kept = True
 
-    def _report(self) -> None:
-        """Hands each row's new tokens to whoever waits for them."""
+    def _report(self, rows: Sequence[_Row]) -> None:
+        """Hands the new tokens of these rows to whoever waits for them."""
         for place, row in enumerate(self._rows):
+            if row not in rows:
+                continue
             if row.request.episode and row.finish == "eos" and not row.kept and self._kept.max_bytes:
                 self._keep(place, row)
             new = slice(row.reported, len(row.logps))

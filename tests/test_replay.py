@@ -105,10 +105,10 @@ def test_single_answers_are_looked_at_chunk_by_chunk(record):
     run = record(row(turn(*logps, mistake=True), unit="chunk", chunk_tokens=2, outcome=1.0))
     recording = read(run)
     assert not recording.whole_turns
-    assert recording.mu == pytest.approx(-4.25 / 6)  # over tokens
+    assert recording.mu == pytest.approx(-4.0 / 5)  # over tokens that training looks at: whole chunks
     (rollout,) = recording.rollouts
     assert rollout.num_sampled.tolist() == [2, 2, 2, 1]
-    assert rollout.units == (Unit(-0.75, 2), Unit(-1.0, 1), Unit(-2.25, 2), Unit(-0.25, 1))
+    assert rollout.units == (Unit(-0.75, 2), Unit(-1.0, 1), Unit(-2.25, 2), Unit(0.0, 0))
     assert (rollout.mistake, rollout.flawless) == (None, False)
     _, first, second = replay(recording, [-1.0, -2.0], keep_above=-math.inf)
     assert (first.stop_unit, first.tokens) == (2, 4)

@@ -63,7 +63,7 @@ def test_how_rollouts_end():
     figures = figures_of(counts_of(1, rows, 16), steered=True)
     assert figures["eos_rate"] == pytest.approx(4 / 6)
     assert figures["truncated_rate"] == pytest.approx(1 / 6)
-    assert figures["success_rate"] == pytest.approx(2 / 3)  # of those that were judged
+    assert figures["success_rate"] == pytest.approx(1 / 2)  # of those that were judged and not stopped
     assert (figures["restore_failures"], figures["long_prefixes"]) == (1, 1)
 
 

@@ -1,8 +1,9 @@
 """Which environment a recipe names, and its tasks as prompts."""
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ class EnvironmentConfig:
     """Tasks of an environment."""
 
     name: str = MISSING
-    """The environment: `calculator`, `reasoning_gym`, or one of the entry point group `opd.environments`."""
+    """The environment: `calculator`, `returns_desk`, `reasoning_gym`, or one of the entry point group `opd.environments`."""
     options: dict[str, Any] = field(default_factory=dict)
     """What the environment takes."""
     context: Literal["append_only", "rerender"] = "append_only"
@@ -77,7 +78,7 @@ def _prompt(environment: Environment, task: Task, config: EnvironmentConfig, key
     return Prompt(
         id=task.id,
         messages=(*system, *opening),
-        problem="\n".join(message["content"] for message in opening if message["role"] == "user"),
+        problem=_identity(task, opening, environment.single_turn),
         domain=config.domain,
         tools=tuple(environment.tools),
         chat_template_kwargs=config.chat_template_kwargs,
@@ -85,6 +86,15 @@ def _prompt(environment: Environment, task: Task, config: EnvironmentConfig, key
             config.name, task.data, task.seed, config.options, config.context, config.max_turns, environment.single_turn
         ),
     )
+
+
+def _identity(task: Task, opening: Sequence[Mapping[str, Any]], single_turn: bool) -> str:
+    """The opening words, and of episodes a digest of the task: two databases may begin with the same wish."""
+    words = "\n".join(message["content"] for message in opening if message["role"] == "user")
+    if single_turn:
+        return words
+    digest = hashlib.sha256(json.dumps(task.data, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{words}\n[{digest}]"
 
 
 def _is_json(data: Mapping[str, Any]) -> bool:

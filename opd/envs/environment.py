@@ -43,6 +43,7 @@ class Environment(Protocol):
     Config: ClassVar[type]
     single_turn: ClassVar[bool]  # one reply ends every episode: rollouts then stop and restart within it
     restores: ClassVar[bool]  # after `reset`, the same replies lead to the same state: prefixes can be restored
+    # `blocking: ClassVar[bool] = True` where a step waits for something (a process, a network): it then has a thread
 
     tools: Sequence[Mapping[str, Any]]  # JSON schemas, as chat templates take them
     max_turns: int  # after which the house ends an episode, where the recipe names no other number

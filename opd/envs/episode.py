@@ -1,37 +1,53 @@
 """One rollout's way through its task: the turns so far, the environment's state, and the context of the next turn."""
 
+import asyncio
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 
 from opd.contexts import Contexts
-from opd.envs.environment import Environment, Observation
+from opd.envs.environment import Environment, Message, Observation
 from opd.envs.opening import open_environment
 from opd.episodes import Reply
+from opd.errors import UserError
 from opd.records import Array, Finish, Prompt, Restart, Rollout, Start, Turn
+
+Value = TypeVar("Value")
 
 
 class Episode:
     """A prompt without an environment is an episode of one turn."""
 
     def __init__(self, prompt: Prompt, opening_ids: Array, contexts: Contexts, max_turns: int | None = None) -> None:
-        """`opening_ids` [c] is the prompt as the student sees it; `max_turns` the most turns that a controller allows."""
+        """`opening_ids` [c] is the prompt as the student sees it; `max_turns` the most turns that a controller allows.
+
+        Raises `UserError` for an environment that opens the task in other words than the prompt's.
+        """
         self.prompt, self.opening_ids, self.contexts = prompt, opening_ids, contexts
         self.environment: Environment | None = open_environment(prompt.task) if prompt.task is not None else None
         self.single = self.environment is None or self.environment.single_turn
         own = self.environment.max_turns if self.environment is not None else 1
         limit = prompt.task.max_turns if prompt.task is not None and prompt.task.max_turns is not None else own
-        self.max_turns, self.stops_at_limit = (
-            (limit, False) if max_turns is None or max_turns >= limit else (max_turns, True)
-        )
+        self.stops_at_limit = max_turns is not None and max_turns < limit
+        self.max_turns = limit if max_turns is None else min(max_turns, limit)
         self._reset()
 
     def _reset(self) -> None:
         self.turns: list[Turn] = []
         self.context_ids = self.opening_ids
-        self._exchanges: list[tuple[Reply, tuple]] = []
-        if self.environment is not None and self.prompt.task is not None:
-            self.environment.reset(self.prompt.task.data, self.prompt.task.seed)
+        self._exchanges: list[tuple[Reply, tuple[Message, ...]]] = []
+        if self.environment is None or self.prompt.task is None:
+            return
+        environment, task = self.environment, self.prompt.task
+        opening = self._named(lambda: [dict(message) for message in environment.reset(task.data, task.seed)])
+        if opening and opening != [dict(message) for message in self.prompt.messages[-len(opening) :]]:
+            raise UserError(
+                f"prompts.name: environment {task.environment!r} opens task {self.prompt.id} in other words than before; "
+                "its messages must follow from task and seed"
+            )
 
     def restore(self, start: Start) -> Restart:
         """Goes through the turns of an earlier rollout, but leaves at least one to be sampled.
@@ -40,39 +56,92 @@ class Episode:
         its beginning.
         """
         for turn in start.turns[: self.max_turns - 1]:
-            same = np.array_equal(self.context_ids, turn.context_ids)
-            finish = self.take(replace(turn, num_reused=len(turn.sampled_ids))) if same else "stopped"
-            now = self.turns[-1] if same else None
-            alike = now is not None and now.state_hash == turn.state_hash and now.observations == turn.observations
-            if finish is not None or not alike:
+            found = self._repeat(turn)
+            if found != "restored":
                 self._reset()
-                return "too long" if finish == "length" and alike else "failed"
+                return found
         return "restored"
 
+    def _repeat(self, turn: Turn) -> Restart:
+        if not np.array_equal(self.context_ids, turn.context_ids):
+            return "failed"
+        try:
+            finish = self.take(replace(turn, num_reused=len(turn.sampled_ids)))
+        except Exception:  # whatever it raises: it is not where it was
+            return "failed"
+        now = self.turns[-1]
+        if now.state_hash != turn.state_hash or now.observations != turn.observations:
+            return "failed"
+        return "restored" if finish is None else "too long" if finish == "length" else "failed"
+
+    async def answered(self, turn: Turn) -> Finish | None:
+        """As `take`; an environment that waits for something does so in a thread."""
+        if self.environment is not None and getattr(self.environment, "blocking", False):
+            return await asyncio.to_thread(self.take, turn)
+        return self.take(turn)
+
     def take(self, turn: Turn) -> Finish | None:
-        """The next turn: the environment answers it. Why the episode is over with it, or None where it goes on."""
-        finish = self._answer(turn) if self.environment is not None and turn.finish == "eos" else turn.finish
-        if self.environment is None or turn.finish != "eos":
+        """The next turn: the environment answers it. Why the episode is over with it, or None where it goes on.
+
+        A turn that was cut off is not answered, but a single answer is judged as far as it came. Raises what the environment
+        does, with its name, and `UserError` for answers that are no plain JSON.
+        """
+        whole = turn.finish == "eos" or (self.single and turn.finish == "length")
+        if self.environment is None or not whole:
             self.turns.append(turn)
+            return turn.finish
+        reply = self.contexts.read(turn.sampled_ids)
+        seen = self._observed(self.environment, reply)
+        known = {"observations": seen.messages, "mistake": seen.mistake, "state_hash": self.environment.state_hash()}
+        self.turns.append(replace(turn, **known))
+        finish = self._finish(turn, reply, seen)
         if finish is not None:
             self.turns[-1] = replace(self.turns[-1], finish=finish)
         return finish
 
-    def _answer(self, turn: Turn) -> Finish | None:
-        assert self.environment is not None
-        reply = self.contexts.read(turn.sampled_ids)
-        seen: Observation = self.environment.step(reply)
-        known = {"observations": seen.messages, "mistake": seen.mistake, "state_hash": self.environment.state_hash()}
-        self.turns.append(replace(turn, **known))
+    def _finish(self, turn: Turn, reply: Reply, seen: Observation) -> Finish | None:
+        if self.single:
+            return turn.finish
         if seen.done:
-            return "eos" if self.single else "env"
+            return "env"
         if len(self.turns) >= self.max_turns:
             return "stopped" if self.stops_at_limit else "length"
         self._exchanges.append((reply, seen.messages))
         self.context_ids = self.contexts.following(self.prompt, self.context_ids, turn, self._exchanges)
         return None if self.contexts.room(self.context_ids) > 0 else "length"
 
+    def _observed(self, environment: Environment, reply: Reply) -> Observation:
+        """What the environment answers, as it comes back from a checkpoint."""
+        seen = self._named(lambda: environment.step(reply))
+        messages = self._plain([dict(message) for message in seen.messages])
+        mistake = None if seen.mistake is None else bool(seen.mistake)
+        return Observation(tuple(messages), bool(seen.done), mistake)
+
+    def _plain(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        try:
+            plain = json.loads(json.dumps(messages, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"{self._name}: its messages are no plain JSON: {error}") from None
+        if not all(isinstance(message.get("role"), str) and isinstance(message.get("content"), str) for message in plain):
+            raise UserError(f"{self._name}: a message needs a role and a content, both text")
+        return plain
+
+    def _named(self, call: Callable[[], Value]) -> Value:
+        """What `call` returns; its exceptions are raised with the environment's and the task's name."""
+        try:
+            return call()
+        except UserError:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"{self._name} failed: {type(error).__name__}: {error}") from error
+
+    @property
+    def _name(self) -> str:
+        assert self.prompt.task is not None
+        return f"environment {self.prompt.task.environment!r} in task {self.prompt.id}"
+
     def rollout(self, slot: int, restart: Restart) -> Rollout:
         """What came of it."""
-        outcome = self.environment.outcome() if self.environment is not None else None
+        outcome = None if self.environment is None else self._named(self.environment.outcome)
+        outcome = None if outcome is None else float(outcome)
         return Rollout(self.prompt, slot, tuple(self.turns), outcome=outcome, restart=restart)

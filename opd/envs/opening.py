@@ -2,11 +2,14 @@
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opd.envs.environment import Environment
 from opd.episodes import EnvironmentTask
 from opd.registry import ENVIRONMENTS
+
+if TYPE_CHECKING:
+    from opd.config import RunConfig
 
 
 def open_environment(task: EnvironmentTask, key: str = "prompts") -> Environment:
@@ -16,6 +19,14 @@ def open_environment(task: EnvironmentTask, key: str = "prompts") -> Environment
     """
     kind = ENVIRONMENTS.load(task.environment, f"{key}.name")
     return kind(_config(kind.Config, json.dumps(task.options, sort_keys=True, default=str), f"{key}.options"))
+
+
+def plays_turns(run: "RunConfig") -> bool:
+    """Whether a recipe's prompts open episodes of several turns."""
+    prompts = run.prompts
+    if prompts["type"] != "environment":
+        return False
+    return not ENVIRONMENTS.load(prompts["config"].name, "prompts.name").single_turn
 
 
 @lru_cache(maxsize=64)

@@ -42,6 +42,7 @@ class ReasoningGym:
     Config = ReasoningGymConfig
     single_turn = True
     restores = True
+    blocking = True  # verifiers run in worker processes
     tools: Sequence[Mapping[str, Any]] = ()
     max_turns = 1
 

@@ -8,6 +8,7 @@ import numpy as np
 from accelerate.utils import gather_object
 
 from opd.contexts import Contexts
+from opd.envs.formats import tool_format
 from opd.errors import UserError
 from opd.eval.grading import SCORE_CORRECT, Grade, Grader, Item
 from opd.eval.overlap import problem_key
@@ -44,7 +45,12 @@ async def sample_pairs(
 
 
 def fitting(problems: Sequence[Prompt], contexts: Contexts) -> dict[int, Array]:
-    """The prompts of the problems that leave room for an answer, by place. Raises `UserError` when there are none."""
+    """The prompts of the problems that leave room for an answer, by place.
+
+    Raises `UserError` when there are none, and for episodes with a model whose form of tool calls is not known.
+    """
+    if episodes := [problem for problem in problems if problem.task is not None]:
+        tool_format(contexts.tokenizer, "the model", tools=any(one.tools for one in episodes))
     ids = {place: context for place, problem in enumerate(problems) if (context := contexts(problem)) is not None}
     if not ids:
         raise UserError(f"every problem is longer than the context of {contexts.max_context} tokens")
@@ -65,10 +71,13 @@ def matrix(
         Item(sampled.response, _answer(problems[index]), sampled.finish == "length", _record(problems[index]))
         for index, row in by_problem.items()
         for sampled in row
-        if sampled.outcome is None
+        if problems[index].task is None
     ]
     graded = iter(grader.grade_many(items))
-    grades = [[_of_outcome(sampled) or next(graded) for sampled in row] for row in by_problem.values()]
+    grades = [
+        [next(graded) if problems[index].task is None else _of_outcome(sampled) for sampled in row]
+        for index, row in by_problem.items()
+    ]
     extracted = [[grade.extracted for grade in row] for row in grades]
     rows = []
     for (index, row), found, verdicts, classes in zip(
@@ -123,10 +132,10 @@ async def accuracy(
     return {**summarise(rows), "num_skipped": len(problems) - len(ids), "rows": rows}
 
 
-def _of_outcome(sampled: Sampled) -> Grade | None:
-    """The verdict of the environment that the episode took place in, if it did."""
+def _of_outcome(sampled: Sampled) -> Grade:
+    """The verdict of the environment that the episode took place in; one that says nothing is no success."""
     if sampled.outcome is None:
-        return None
+        return Grade("no_answer", None)
     failed = "truncated" if sampled.finish == "length" else "wrong"
     return Grade("correct" if sampled.outcome >= SCORE_CORRECT else failed, None, sampled.outcome)
 

@@ -63,7 +63,7 @@ class _Segment:
 
 def num_trainable(taught: Sequence[Taught]) -> tuple[int, int]:
     """(tokens, rollouts) that count in the normaliser: those under the mask of at least one term."""
-    counts = [int(_counted(rollout, terms).sum()) for rollout, terms in taught]
+    counts = [int(counted(rollout, terms).sum()) for rollout, terms in taught]
     return sum(counts), sum(count > 0 for count in counts)
 
 
@@ -78,13 +78,13 @@ def micro_batches(
     """
     segments: list[_Segment] = []
     for rollout, terms in taught:
-        counted = _counted(rollout, terms)
-        if not counted.any():
+        mask = counted(rollout, terms)
+        if not mask.any():
             continue
-        divisor = num_tokens if normalizer == "token_mean" else num_rollouts * int(counted.sum())
+        divisor = num_tokens if normalizer == "token_mean" else num_rollouts * int(mask.sum())
         sampler_logps = np.concatenate([turn.sampler_logps for turn in rollout.turns])
         for number, passage in enumerate(passages(rollout)):
-            if counted[passage.rows].any():
+            if mask[passage.rows].any():
                 segments.append(_Segment(passage, number, sampler_logps, terms, float(divisor)))
     segments.sort(key=lambda segment: (_signature(segment), -_length(segment)))
     groups: list[list[_Segment]] = []
@@ -115,7 +115,7 @@ def _length(segment: _Segment) -> int:
     return len(segment.passage.context_ids) + len(segment.passage.token_ids)
 
 
-def _counted(rollout: Rollout, terms: Iterable[Term]) -> np.ndarray:
+def counted(rollout: Rollout, terms: Iterable[Term]) -> np.ndarray:
     """[n] bool: trainable, and under the mask of at least one term."""
     masks = [term.mask for term in terms]
     return np.logical_or.reduce(masks) & rollout.trainable if masks else np.zeros(rollout.num_tokens, bool)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from opd.envs.opening import plays_turns
 from opd.errors import UserError
 from opd.plugins import RolloutController
 from opd.records import Limits
@@ -42,8 +43,10 @@ class Curriculum(RolloutController):
                 raise UserError(f"rollout.curriculum.{name} is {value}: it must be at least 1")
         if config.most < config.start:
             raise UserError(f"rollout.curriculum.most is {config.most}: it must be at least start, {config.start}")
-        if run.prompts["type"] == "dataset":
-            raise UserError("rollout.curriculum counts turns: it needs prompts.type=environment")
+        if not plays_turns(run):
+            raise UserError(
+                "rollout.curriculum counts turns: it needs prompts.type=environment with episodes of several turns"
+            )
 
     def limits(self, step: int) -> Limits:
         return Limits(turns=min(self.config.start + step // self.config.every, self.config.most))
@@ -52,4 +55,4 @@ class Curriculum(RolloutController):
         self.turns = self.limits(step).turns or 0
 
     def figures(self) -> Mapping[str, float]:
-        return {"max_turns": float(self.turns)}
+        return {"curriculum_turns": float(self.turns)}

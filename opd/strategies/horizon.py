@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from opd.envs.opening import plays_turns
 from opd.episodes import SUCCESS
 from opd.errors import UserError
 from opd.plugins import RolloutController
@@ -54,8 +55,8 @@ class Horizon(RolloutController):
 
     @staticmethod
     def check(config: HorizonConfig, run: "RunConfig") -> None:
-        if run.prompts["type"] == "dataset":
-            raise UserError("rollout.horizon counts turns: it needs prompts.type=environment")
+        if not plays_turns(run):
+            raise UserError("rollout.horizon counts turns: it needs prompts.type=environment, with several turns")
         if not 1 <= config.least <= config.start <= config.most:
             raise UserError(
                 f"rollout.horizon: least {config.least}, start {config.start} and most {config.most} must be at least 1 and "
@@ -80,7 +81,7 @@ class Horizon(RolloutController):
             self.limit = (1 - config.rate) * self.limit + config.rate * target
 
     def figures(self) -> Mapping[str, float]:
-        return {"max_turns": self.limit}
+        return {"horizon": self.limit}
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Array]]:
         return {"limit": self.limit, "lengths": list(self.lengths)}, {}

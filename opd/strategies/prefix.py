@@ -34,6 +34,8 @@ class Prefix(RolloutController):
 
     @staticmethod
     def check(config: PrefixConfig, run: "RunConfig") -> None:
+        if config.turns is None and config.tokens is None:
+            raise UserError("rollout.prefix: with turns and tokens null it cuts nothing; leave it out")
         for name in ("turns", "tokens"):
             value = getattr(config, name)
             if value is not None and value < 1:

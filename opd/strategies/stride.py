@@ -37,7 +37,7 @@ class StrideConfig(EarlyStopConfig):
     fresh_probability: float = 0.0
     """Chance of starting at the beginning all the same, so that the first turns are trained again now and then."""
     max_prefix_age: int | None = None
-    """Prefixes that are more than so many steps old are not used; null: any age."""
+    """Prefixes with a token that is more than so many steps old are not used; null: any age."""
     max_buffer_mib: int = 256
     """Size of the buffer; the tasks visited longest ago go first."""
 
@@ -56,6 +56,8 @@ class Stride(EarlyStop):
             self.restarts = False
             self.notes = [*self.notes, "stride: this environment cannot be brought back to an earlier state: no restarts"]
         self.needs_scores = self.needs_scores or self.restarts
+        if not self.needs_scores:
+            self.notes = [*self.notes, "stride: stop_below is null and there are no restarts: it changes nothing"]
         self.buffer = PrefixBuffer(config.max_buffer_mib * 2**20)
 
     @staticmethod
@@ -72,25 +74,25 @@ class Stride(EarlyStop):
 
     def start(self, prompt: Prompt, step: int, slot: int) -> Start | None:
         kept = self.buffer.get(prompt.id) if self.restarts else None
-        if kept is None or (self.config.max_prefix_age is not None and step - kept.step > self.config.max_prefix_age):
+        if kept is None:
             return None
         if self.config.fresh_probability and self._chance(step, slot) < self.config.fresh_probability:
             return None
         chunk = self.chunk if prompt.single_turn else None
-        num = restart_index(units_of(kept.turns, chunk), self.keep_above)
+        num = restart_index(units_of(kept, chunk), self.keep_above)
         if not num:
             return None
-        if chunk is None:
-            return Start(turns=kept.turns[:num])
-        (turn,) = kept.turns
-        return Start(tokens=first_tokens(turn, num * chunk))
+        first = kept[:num] if chunk is None else (first_tokens(kept[0], num * chunk),)
+        oldest = min(version for turn in first for _, version in turn.versions)
+        if self.config.max_prefix_age is not None and step - oldest > self.config.max_prefix_age:
+            return None
+        return Start(turns=first) if chunk is None else Start(tokens=first[0])
 
     def landed(self, step: int, rollouts: Sequence[Rollout]) -> None:
         super().landed(step, rollouts)
         if self.restarts:
             for rollout in rollouts:  # of several of one task the last slot's stays
-                turns = [replace(turn, topk_ids=None, topk_logps=None) for turn in rollout.turns]
-                self.buffer.put(rollout.prompt.id, turns, step)
+                self.buffer.put(rollout.prompt.id, rollout.turns)
 
     def forget(self) -> None:
         super().forget()
@@ -98,16 +100,17 @@ class Stride(EarlyStop):
 
     def figures(self) -> Mapping[str, float]:
         sizes = {"buffer_tasks": float(len(self.buffer)), "buffer_mib": round(self.buffer.num_bytes / 2**20, 3)}
+        sizes |= {"buffer_evicted": float(self.buffer.num_evicted)}
         return {**super().figures(), **(sizes if self.restarts else {})}
 
     def state_dict(self) -> tuple[dict[str, Any], dict[str, Array]]:
         state, _ = super().state_dict()
-        rows, arrays = self.buffer.state_dict()
-        return {**state, "buffer": rows}, arrays
+        buffer, arrays = self.buffer.state_dict()
+        return {**state, "buffer": buffer}, arrays
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         super().load_state_dict(state, arrays)
-        self.buffer.load_state_dict(state.get("buffer", []), arrays)
+        self.buffer.load_state_dict(state["buffer"], arrays)
 
     def _chance(self, step: int, slot: int) -> float:
         """In [0, 1), of the slot alone, so that a resumed run and every process decide alike."""

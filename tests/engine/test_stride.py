@@ -19,7 +19,7 @@ from opd.errors import UserError
 
 NEVER = -1e9
 UNITS = ("trained_share",)
-BUFFER = ("buffer_tasks", "buffer_mib")
+BUFFER = ("buffer_tasks", "buffer_mib", "buffer_evicted")
 STEERED = ("discarded_tokens", "stopped_rate", "restart_units", "reused_tokens", "restore_failures", "long_prefixes")
 
 
@@ -313,8 +313,8 @@ def test_prefix_and_curriculum_cut_episodes(episode_recipe, train):
     assert all(row["turns"] <= 2 and row["restart_units"] == 0 for row in prefix)
     assert prefix[0]["stops/2"] > 0
     grown = train(episode_recipe(rollout={"curriculum": {"every": 2, "most": 3}}), "grown")
-    assert [row["max_turns"] for row in grown] == [1, 1, 2, 2, 3, 3]
-    assert all(row["turns"] <= row["max_turns"] for row in grown)
+    assert [row["curriculum_turns"] for row in grown] == [1, 1, 2, 2, 3, 3]
+    assert all(row["turns"] <= row["curriculum_turns"] for row in grown)
 
 
 def test_prefix_cuts_answers_at_a_token(raw_recipe, train):
@@ -326,4 +326,4 @@ def test_prefix_cuts_answers_at_a_token(raw_recipe, train):
 def test_the_horizon_follows_successes(episode_recipe, train):
     settings = {"start": 6, "most": 6, "margin": 0.0, "min_successes": 1, "rate": 0.5}
     rows = train(episode_recipe(rollout={"horizon": settings}), "run")
-    assert rows[-1]["max_turns"] < 6  # no episode of `echo` has more than four
+    assert rows[-1]["horizon"] < 6  # no episode of `echo` has more than four

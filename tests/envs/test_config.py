@@ -1,5 +1,6 @@
 """An environment's tasks as prompts."""
 
+import re
 import sys
 import types
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ def test_a_task_is_a_prompt():
     first, second = load_tasks(config, "prompts")
     assert (first.id, second.id) == ("door-0", "door-1")
     assert [message["content"] for message in second.messages] == ["house", "door 1", "key 11"]
-    assert second.problem == "door 1\nkey 11"
+    assert re.fullmatch(r"door 1\nkey 11\n\[[0-9a-f]{8}\]", second.problem)
     assert second.tools == (TOOL,)
     assert second.answer is None
     assert second.chat_template_kwargs == {"x": 1}

@@ -507,7 +507,8 @@ def test_prompts():
     prompts = load_tasks(EnvironmentConfig("returns_desk", {"tasks": 12}), "prompts")
     assert [prompt.id for prompt in prompts] == [f"returns-0-{i}" for i in range(12)]
     assert prompts[0].messages[0] == {"role": "system", "content": RULES}
-    assert prompts[0].messages[1]["content"] == prompts[0].problem
+    assert prompts[0].problem.startswith(prompts[0].messages[1]["content"])
+    assert len({prompt.problem for prompt in prompts}) == 12
     task = EnvironmentTask("returns_desk", {}, 0, {"told": 0.5})
     assert open_environment(task).max_turns == MAX_TURNS
 

@@ -12,7 +12,7 @@ from opd.errors import UserError
 from opd.records import Prompt, Rollout, Turn
 from opd.strategies.horizon import Horizon, HorizonConfig
 
-RUN: Horizon = SimpleNamespace(prompts={"type": "environment"})  # type: ignore[assignment]
+RUN: Horizon = SimpleNamespace(prompts={"type": "environment", "config": SimpleNamespace(name="calculator")})  # type: ignore[assignment]
 
 
 def episode(length, outcome: float | None = 1.0, finish="env", reused=0):

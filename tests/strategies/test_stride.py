@@ -112,8 +112,10 @@ def test_of_several_rollouts_the_last_slot_is_kept():
 
 
 def test_old_prefixes_are_left_alone():
+    """However late they were used last."""
     one = stride(keep_above=None, max_prefix_age=3)
-    one.landed(2, [episode([-0.1, -0.9])])
+    old, new = replace(turn(-0.1), versions=((0, 2),)), replace(turn(-0.9), versions=((0, 4),))
+    one.landed(4, [replace(episode([-0.1]), turns=(old, new))])
     assert one.start(EPISODE, 5, 0) is not None
     assert one.start(EPISODE, 6, 0) is None
 
