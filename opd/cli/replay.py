@@ -31,7 +31,7 @@ def replay(
     stop_below: Annotated[str, typer.Option(metavar="X,Y,Z", help="Thresholds in nats, such as -0.5,-1,-2.")],
     keep_above: Annotated[
         float, typer.Option(metavar="A", help="Mean log-prob of a unit above which a restart may reuse it; -inf: any.")
-    ],
+    ] = -0.8,
     stop_stat: Annotated[
         Literal["cumulative", "mean", "min", "excess"], typer.Option(help="What is held against the thresholds.")
     ] = "cumulative",
