@@ -20,6 +20,7 @@ from opd.registry import PROMPT_SOURCES, TERM_MAKERS
 from opd.teachers.opening import TeacherFacts, base_key, connect, facts_of
 from opd.tokenization import eos_ids, load_tokenizer, render, render_text
 
+SHOWN = 40  # characters on either side of a difference
 SAMPLE = 256  # prompts whose length is measured
 
 
@@ -197,12 +198,20 @@ def _same_rendering(
 ) -> list[Finding]:
     if prompt.text is not None or not teacher.chat_template:
         return []
-    theirs = render_text(teacher, prompt)
-    if theirs == render_text(student, prompt):
+    theirs, mine = render_text(teacher, prompt), render_text(student, prompt)
+    if theirs == mine:
         return [Finding("ok", f"{field} template", "renders the first prompt as the student's does")]
-    text = f"would render the first prompt as {theirs!r}; it scores the student's rendering, which it may not be used to"
+    shown = f"{_around_difference(theirs, mine)!r}, the student's {_around_difference(mine, theirs)!r}"
+    text = f"renders the first prompt as {shown}; it scores the student's rendering, which it may not be used to"
     fix = "give both one chat template, or pass prompts.chat_template_kwargs that make them agree"
     return [Finding("warn", f"{field} template", text, fix)]
+
+
+def _around_difference(text: str, other: str) -> str:
+    """Where a text begins to differ from another, with some of what is around it."""
+    place = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
+    start, stop = max(0, place - SHOWN), place + SHOWN
+    return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"
 
 
 def _context(config: RunConfig, field: str, theirs: int) -> list[Finding]:

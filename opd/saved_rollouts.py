@@ -63,15 +63,16 @@ def load_rollouts(path: Path, prompt_of: Callable[[int], Prompt]) -> list[Rollou
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         turns = [unpack_turns(row["turns"], arrays, str(number)) for number, row in enumerate(rows)]
         scores = [{name: row[name] for name in ("outcome", "score", "restart")} for row in rows]
+        places = [(row["slot"], row["prompt"]) for row in rows]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not whole ({error}); delete its checkpoint and resume from the one before") from None
     rollouts = []
-    for row, its_turns, its_scores in zip(rows, turns, scores):
-        prompt = prompt_of(row["slot"])
-        if prompt.id != row["prompt"]:
+    for (slot, known), its_turns, its_scores in zip(places, turns, scores):
+        prompt = prompt_of(slot)
+        if prompt.id != known:
             raise UserError(
-                f"prompts: slot {row['slot']} had prompt {row['prompt']} when the run stopped and now has {prompt.id}; "
+                f"prompts: slot {slot} had prompt {known} when the run stopped and now has {prompt.id}; "
                 "restore the data as they were"
             )
-        rollouts.append(Rollout(prompt, row["slot"], its_turns, **its_scores))
+        rollouts.append(Rollout(prompt, slot, its_turns, **its_scores))
     return rollouts

@@ -25,7 +25,6 @@ from opd.teachers.planning import plan
 from opd.teachers.scoring import read_states
 from opd.teachers.stream import StreamLost
 
-BUSY_S = 5e-4
 SETTLE_TURNS = 8  # of the event loop without a new request: from a rollout's end to its request it takes a few
 MAX_ROUNDS = 16  # of chunks, after which the others have their turn
 MAX_STREAM_BYTES = 2 * 2**30
@@ -156,7 +155,7 @@ class HFModel:
                 return True
             if len(wholes) < len(self._waiting):
                 return False
-            await asyncio.sleep(BUSY_S if self.busy() else 0)  # who is waited for may be waiting, too
+            await asyncio.sleep(0)  # a turn of the loop, not a time: batches must not depend on the clock
             quiet_turns = 0 if self.busy() or len(self._waiting) > len(wholes) else quiet_turns + 1
         return True
 
