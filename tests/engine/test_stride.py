@@ -73,7 +73,7 @@ def plain(rows):
 
 @pytest.mark.parametrize("form", ["full", "sampled"])
 @pytest.mark.parametrize("controller", [{"stride": {"restart": False}}, {"early_stop": {}}])
-@pytest.mark.parametrize("threshold", [None, NEVER, float("-inf")])
+@pytest.mark.parametrize("threshold", [float("-inf"), NEVER])
 def test_without_stops_and_buffer_it_is_full_distillation(recipe, train, controller, threshold, form):
     """To the last bit; but episodes that are watched wait for each other, and are sampled in other batches."""
     terms = {"terms": {"reverse_kl": {"form": form}}}
