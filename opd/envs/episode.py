@@ -55,12 +55,13 @@ class Episode:
         Where the environment does not come to the same states, or the context is full before the end, the episode is back at
         its beginning.
         """
+        found: Restart = ""
         for turn in start.turns[: self.max_turns - 1]:
             found = self._repeat(turn)
             if found != "restored":
                 self._reset()
-                return found
-        return "restored"
+                break
+        return found
 
     def _repeat(self, turn: Turn) -> Restart:
         if not np.array_equal(self.context_ids, turn.context_ids):
@@ -92,7 +93,8 @@ class Episode:
             return turn.finish
         reply = self.contexts.read(turn.sampled_ids)
         seen = self._observed(self.environment, reply)
-        known = {"observations": seen.messages, "mistake": seen.mistake, "state_hash": self.environment.state_hash()}
+        state_hash = self._named(self.environment.state_hash)
+        known = {"observations": seen.messages, "mistake": seen.mistake, "state_hash": state_hash}
         self.turns.append(replace(turn, **known))
         finish = self._finish(turn, reply, seen)
         if finish is not None:
@@ -112,10 +114,14 @@ class Episode:
 
     def _observed(self, environment: Environment, reply: Reply) -> Observation:
         """What the environment answers, as it comes back from a checkpoint."""
-        seen = self._named(lambda: environment.step(reply))
-        messages = self._plain([dict(message) for message in seen.messages])
-        mistake = None if seen.mistake is None else bool(seen.mistake)
-        return Observation(tuple(messages), bool(seen.done), mistake)
+
+        def observed() -> Observation:
+            seen = environment.step(reply)
+            messages = self._plain([dict(message) for message in seen.messages])
+            mistake = None if seen.mistake is None else bool(seen.mistake)
+            return Observation(tuple(messages), bool(seen.done), mistake)
+
+        return self._named(observed)
 
     def _plain(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         try:
@@ -141,7 +147,17 @@ class Episode:
         return f"environment {self.prompt.task.environment!r} in task {self.prompt.id}"
 
     def rollout(self, slot: int, restart: Restart) -> Rollout:
-        """What came of it."""
-        outcome = None if self.environment is None else self._named(self.environment.outcome)
-        outcome = None if outcome is None else float(outcome)
-        return Rollout(self.prompt, slot, tuple(self.turns), outcome=outcome, restart=restart)
+        """What came of it. Raises `UserError` for an outcome that is no number from 0 to 1."""
+        return Rollout(self.prompt, slot, tuple(self.turns), outcome=self._outcome(), restart=restart)
+
+    def _outcome(self) -> float | None:
+        """What the verifier says; nothing of a single answer that was stopped before it could see it."""
+        if self.environment is None or (self.single and self.turns[-1].finish == "stopped"):
+            return None
+        said = self._named(self.environment.outcome)
+        if said is None:
+            return None
+        outcome = self._named(lambda: float(said))
+        if not 0 <= outcome <= 1:
+            raise UserError(f"{self._name}: its outcome is {outcome}; it must be from 0 to 1")
+        return outcome

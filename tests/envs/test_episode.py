@@ -72,14 +72,20 @@ class Ladder:
             "number": ({"role": "user", "content": 7},),
             "nan": ({**message, "rung": float("nan")},),
             "object": ({**message, "rung": object()},),
-        }[self.config.said]
+            "letters": "ab",
+        }.get(self.config.said, (message,))
+        if self.config.said == "nothing":
+            return None
         done = number == self.length
         return Observation(() if done else messages, done=done, mistake=np.bool_("x" in reply.content))  # type: ignore[arg-type]
 
     def outcome(self):
-        return {"float": 0.25, "int": 1, "array": np.float32(0.5), "none": None}[self.config.outcome]
+        known = {"float": 0.25, "int": 1, "array": np.float32(0.5), "none": None}
+        return known.get(self.config.outcome, self.config.outcome)
 
     def state_hash(self):
+        if self.config.said == "no hash":
+            raise Silent("no rung here")
         return hashlib.sha256("|".join(self.said).encode()).hexdigest()
 
 
@@ -274,7 +280,7 @@ def test_a_prefix_leaves_a_turn_to_be_sampled(begin, earlier, monkeypatch, most,
     turns = earlier(prompt_of(length=9))
     monkeypatch.setattr(Ladder, "max_turns", 4)
     episode = begin(prompt_of(length=9, most=most), max_turns)
-    assert restored(episode, turns) == ("restored", expected)
+    assert restored(episode, turns) == ("restored" if expected else "", expected)
 
 
 def test_it_goes_on_from_there(begin, earlier, say, contexts):
@@ -383,7 +389,11 @@ def test_a_prefix_that_fills_the_context_is_too_long(begin, earlier, say):
 
 
 def test_a_prefix_without_turns(begin):
-    assert restored(begin(prompt_of()), ()) == ("restored", 0)
+    assert restored(begin(prompt_of()), ()) == ("", 0)
+
+
+def test_of_one_turn_nothing_can_be_restored(begin, earlier):
+    assert restored(begin(prompt_of(), max_turns=1), earlier(prompt_of())) == ("", 0)
 
 
 # --- What an environment may not do ---
@@ -421,6 +431,33 @@ def test_an_environment_that_raises_is_named(begin, say):
     say(episode, "k")
     with pytest.raises(Exception, match=f"{BOTH}(?=.*no rung here)"):
         say(episode, "l")
+
+
+@pytest.mark.parametrize("said", ["nothing", "letters", "no hash"])
+def test_an_environment_that_answers_nonsense_is_named(begin, say, said):
+    with pytest.raises(RuntimeError, match=BOTH):
+        say(begin(prompt_of(said=said)), "k")
+
+
+def test_a_text_as_outcome_is_named(begin, say):
+    episode = begin(prompt_of(outcome="won"))
+    say(episode, "k")
+    with pytest.raises(RuntimeError, match=BOTH):
+        episode.rollout(0, "")
+
+
+@pytest.mark.parametrize("outcome", ["nan", "-0.1", "1.5"])
+def test_an_outcome_is_a_share(begin, say, outcome):
+    episode = begin(prompt_of(outcome=outcome))
+    say(episode, "k")
+    with pytest.raises(UserError, match=f"{BOTH}(?=.*from 0 to 1)"):
+        episode.rollout(0, "")
+
+
+def test_a_single_answer_that_was_stopped_has_no_outcome(begin, say):
+    episode = begin(prompt_of(name="riddle"))
+    assert say(episode, "k", finish="stopped") == "stopped"
+    assert episode.rollout(0, "").outcome is None
 
 
 def test_it_must_open_as_its_prompt_does(begin):

@@ -61,6 +61,7 @@ class Service:
         self.database, self.customer = database, customer
         self.looked_at: set[str] = set()  # orders of which the desk has learned something, if only whose they are not
         self.escalated = False
+        self._shown: list[ToolCall] = []  # what was looked up since the last change, of this customer
         self._tools: dict[str, Callable[..., Served]] = {
             "find_customer": self._find_customer,
             "get_order": self._get_order,
@@ -75,20 +76,29 @@ class Service:
         """Carries a call out, or says why not."""
         try:
             _check(call)
-            return self._tools[call.name](**call.arguments)
+            if call in self._shown:
+                raise _Refused("you have this answer already, and nothing has changed; now write to the customer")
+            served = self._tools[call.name](**call.arguments)
         except _Refused as refusal:
             return Served({"error": str(refusal)}, is_error=True)
+        self._shown = [] if served.change is not None else [*self._shown, call]
+        return served
 
     def _find_customer(self, email: str | None = None, name: str | None = None, zip: str | None = None) -> Served:
         if not email and not (name and zip):
-            raise _Refused("give the email, or the name and the zip; ask the customer for them")
+            raise _Refused("give the email, or name and zip; write to the customer to ask for them")
         wanted = {key: value.strip().lower() for key, value in (("email", email), ("name", name), ("zip", zip)) if value}
         for number, customer in self.database["customers"].items():
             if all(customer[key].lower() == value for key, value in wanted.items()):
-                self.customer = number
-                orders = [id for id, order in self.database["orders"].items() if order["customer"] == number]
-                return Served({"customer_id": number, "name": customer["name"], "orders": orders})
-        raise _Refused(f"no customer with this {' and '.join(wanted)}; ask the customer")
+                if number != self.customer:
+                    self.customer, self._shown = number, []
+                return Served({"name": customer["name"], "orders": self._orders(number)})
+        raise _Refused(f"no customer with this {' and '.join(wanted)}; write to the customer to ask for it")
+
+    def _orders(self, customer: str) -> dict[str, list[str | None]]:
+        """The names of the items that the customer ordered, by order."""
+        own = {number: order for number, order in self.database["orders"].items() if order["customer"] == customer}
+        return {number: [product_of(self.database, item["sku"]) for item in order["items"]] for number, order in own.items()}
 
     def _order(self, order_id: str) -> dict[str, Any]:
         if self.customer is None:
