@@ -29,16 +29,21 @@ from opd.eval.provenance import overlap_notes, overlap_with
 from opd.models import OutputHead, context_limit, output_head
 from opd.objective.learner import Learner
 from opd.pairing import Pairing, pair, unaligned_terms
-from opd.plugins import PromptSource, TermMaker
+from opd.plugins import Mask, PromptSource, TermMaker
 from opd.records import Prompt, Sampling
-from opd.registry import CONTROLLERS, PROMPT_SOURCES, TERM_MAKERS
+from opd.registry import CONTROLLERS, MASKS, PROMPT_SOURCES, TERM_MAKERS
+from opd.reward.checks import check_answers
+from opd.reward.rewards import Rewards
 from opd.rollouts import InPlay, Player
 from opd.steering import Steering
+from opd.student_side import StudentSide
 from opd.students.hf_sampler import HFSampler
 from opd.students.loading import load_student
 from opd.students.sampler import Sampler
-from opd.teachers.config import weak_name
+from opd.teachers.client.served import ServedTeacher
+from opd.teachers.config import START, weak_name
 from opd.teachers.digest import tensor_digest, tokens_digest
+from opd.teachers.hf import HFTeacher
 from opd.teachers.opening import TeacherFacts, connect, facts_of, open_teachers
 from opd.teachers.pool import Teacher, TeacherPool
 from opd.tokenization import eos_ids, load_tokenizer
@@ -60,6 +65,8 @@ class Parts:
     teachers: TeacherPool
     steering: Steering
     makers: list[TermMaker]
+    masks: dict[str, Mask]
+    rewards: Rewards | None
     learner: Learner
     heldout: list[Prompt]
     selection: list[Prompt]  # by whose accuracy the best checkpoint is chosen
@@ -81,10 +88,16 @@ class Parts:
         chunk = self.chunk_tokens if prompt.single_turn else None
         return Watch(list(self.steering.controllers.values()), prompt, slot, chunk, scoring)
 
+    @property
+    def compares_groups(self) -> bool:
+        """Whether the rollouts of a prompt are looked at together, so that one process must have all of them."""
+        return self.rewards is not None or any(maker.compares_groups for maker in self.makers)
+
     def close(self) -> None:
-        """Ends the grader's workers and the update's thread."""
-        if self.grader is not None:
-            self.grader.close()
+        """Ends the graders' workers and the update's thread."""
+        for one in (self.grader, self.rewards):
+            if one is not None:
+                one.close()
         if self.update_thread is not None:
             self.update_thread.shutdown()
 
@@ -99,8 +112,10 @@ def make_accelerator() -> Accelerator:
 def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None) -> Parts:
     """Loads prompts first (cheap mistakes show early), then tokenizers, then models. Raises `UserError`."""
     prompts = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
+    check_answers(config.reward, prompts.known())
     heldout, selection, grader = _problems(config)
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
+    masks = {name: MASKS.load(name, "masks")(section, config) for name, section in config.masks.items()}
     controllers = {name: CONTROLLERS.load(name, "rollout")(section, config) for name, section in config.rollout.items()}
 
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
@@ -120,21 +135,17 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
     vocab = min(pairing.vocab, output_head(student).weight.shape[0])
-    sampler = _sampler(config, student, vocab, ends, clock, accelerator.distributed_type == DistributedType.FSDP)
-    chunk_bytes = config.objective.max_logits_mib * 2**20
-    limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
-    longest = min(config.sampling.max_context or limit, limit)
-    contexts = Contexts(tokenizer, longest, config.sampling.max_new_tokens, ends)
+    sharded = accelerator.distributed_type == DistributedType.FSDP
+    sampler = _sampler(config, student, vocab, ends, clock, sharded)
+    contexts = Contexts(tokenizer, _longest(config, student), config.sampling.max_new_tokens, ends)
     _refuse_long_prompts(config, prompts, contexts)
     num_topk = max(maker.num_student_topk for maker in makers)
     sampling = Sampling(config.sampling.temperature, config.sampling.top_p, config.sampling.top_k, num_topk)
     player = Player(sampler, contexts, sampling, InPlay())
-    vocabs = {name: vocab if name not in pairing.aligners else size for name, size in pairing.vocabs.items()}
-    opened = open_teachers(config.frozen, served, vocabs, device, chunk_bytes, lambda: player.busy, clock)
-    floor = config.alignment.min_byte_coverage
-    teachers = TeacherPool(opened, config.teachers, pairing.aligners, floor, clock, contexts.read)
-    steering = Steering(controllers, _identity(tokenizer, facts, opened))
-    heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts)
+    adapted = student if config.student.lora is not None and not sharded else None
+    teachers = _teachers(config, served, pairing, vocab, player, adapted, device, clock)
+    steering = Steering(controllers, _identity(tokenizer, facts, teachers.teachers))
+    heads = any(maker.needs_hidden for maker in makers) or bool(heldout and config.eval.kl_prompts and config.teachers)
     learner = _learner(config, student, accelerator, makers, teachers.heads(device) if heads else {}, vocab)
     return Parts(
         accelerator,
@@ -146,6 +157,8 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         teachers,
         steering,
         makers,
+        masks,
+        Rewards(config.reward, contexts) if config.reward is not None else None,
         learner,
         heldout,
         selection,
@@ -156,6 +169,36 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         _update_thread(device) if config.lookahead and (sampler.concurrent or len(served) == len(facts)) else None,
         config.sampler.chunk_tokens,
     )
+
+
+def _longest(config: RunConfig, student: nn.Module) -> int:
+    """The most tokens that a prompt with what follows may have."""
+    limit = context_limit(student.config.get_text_config())  # type: ignore[union-attr,operator]
+    return min(config.sampling.max_context or limit, limit)
+
+
+def _teachers(
+    config: RunConfig,
+    served: Mapping[str, ServedTeacher],
+    pairing: Pairing,
+    vocab: int,
+    player: Player,
+    adapted: nn.Module | None,
+    device: torch.device,
+    clock: Clock,
+) -> TeacherPool:
+    """All frozen models. `adapted` is a student with adapters, beneath which its start is."""
+    samplers: dict[str, Sampler] = {"student": player.sampler}
+    side = StudentSide(player.contexts, samplers)
+    vocabs = {name: vocab if name not in pairing.aligners else size for name, size in pairing.vocabs.items()}
+    chunk_bytes = config.objective.max_logits_mib * 2**20
+    opened = open_teachers(
+        config.frozen, served, vocabs, device, chunk_bytes, lambda: player.busy or side.busy, clock, adapted
+    )
+    if START in opened:
+        samplers[START] = _start_sampler(config, opened[START], vocab, player.contexts.eos_ids, clock)
+    floor = config.alignment.min_byte_coverage
+    return TeacherPool(opened, config.teachers, pairing.aligners, floor, clock, player.contexts.read, side)
 
 
 def _identity(tokenizer: PreTrainedTokenizerBase, facts: dict[str, TeacherFacts], teachers: Mapping[str, Teacher]) -> str:
@@ -281,5 +324,20 @@ def _sampler(
         dtype=getattr(torch, dtype),
         copy_weights=sharded,
         max_kept_bytes=config.sampler.kept_mib * 2**20,
+        clock=clock,
+    )
+
+
+def _start_sampler(config: RunConfig, start: Teacher, vocab: int, ends: Sequence[int], clock: Clock) -> Sampler:
+    """What the student's frozen start writes with."""
+    assert isinstance(start, HFTeacher)
+    model = start.model
+    return HFSampler(
+        model.model,
+        vocab,
+        ends,
+        max_rows=config.sampler.max_rows,
+        chunk_tokens=config.sampler.chunk_tokens,
+        within=model.frozen,
         clock=clock,
     )

@@ -4,8 +4,10 @@ Nothing here imports torch, so that listing and validating recipes stays quick.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -17,11 +19,12 @@ from opd.alignment.config import AlignmentConfig
 from opd.errors import UserError
 from opd.eval.config import EvalConfig
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
-from opd.recipes import find_recipe, overlay, read_recipe
-from opd.registry import CONTROLLERS, PROMPT_SOURCES, TERM_MAKERS
+from opd.recipes import Anew, find_recipe, overlay, read_recipe
+from opd.registry import CONTROLLERS, MASKS, PROMPT_SOURCES, TERM_MAKERS
+from opd.reward.config import RewardConfig
 from opd.spelling import nearest
 from opd.students.config import SamplerConfig, SamplingConfig, StudentConfig
-from opd.teachers.config import FrozenConfig, TeacherConfig, frozen_models
+from opd.teachers.config import START, FrozenConfig, TeacherConfig, frozen_models
 from opd.validation import check
 
 
@@ -71,7 +74,7 @@ class RunConfig:
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     teachers: dict[str, TeacherConfig] = field(default_factory=dict)
-    """Teachers by name. A prompt's domain routes it; a single one serves all."""
+    """Teachers by name. A prompt's domain routes it; a single one serves all. None, where no term asks one."""
     prompts: dict[str, Any] = field(default_factory=dict)
     """The prompt source: `type`, and what that source takes."""
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)
@@ -82,6 +85,10 @@ class RunConfig:
     it; they are then one update behind."""
     terms: dict[str, Any] = field(default_factory=dict)
     """Term makers by name; their terms are added up."""
+    masks: dict[str, Any] = field(default_factory=dict)
+    """Masks by name: tokens that teach less, or not at all, in every term."""
+    reward: RewardConfig | None = None
+    """What rollouts are worth, for terms that compare the rollouts of a prompt."""
     batch: BatchConfig = field(default_factory=BatchConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -91,9 +98,14 @@ class RunConfig:
 
     @property
     def frozen(self) -> dict[str, FrozenConfig]:
-        """Every frozen model of the run by name: the teachers, and weak references where a term compares with them."""
-        weak = any(TERM_MAKERS.load(name, "terms").needs_weak_reference for name in self.terms)
-        return frozen_models(self.teachers, weak=weak)
+        """Every frozen model of the run by name: the teachers, weak references where a term compares with them, and the
+        student's start where a term asks it."""
+        makers = [TERM_MAKERS.load(name, "terms") for name in self.terms]
+        models = frozen_models(self.teachers, weak=any(maker.needs_weak_reference for maker in makers))
+        if any(maker.needs_start for maker in makers):
+            student = self.student
+            models[START] = FrozenConfig(student.model, student.revision, dtype=student.dtype, attention=student.attention)
+        return models
 
     @property
     def loss_temperature(self) -> float:
@@ -116,7 +128,10 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Dotted `key.sub=value` words as a mapping. Raises `UserError`."""
+    """Dotted `key.sub=value` words as a mapping; of a section that is null first and then set, only the latter stays.
+
+    Raises `UserError`.
+    """
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key:
@@ -126,6 +141,11 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     except (OmegaConfBaseException, YAMLError) as error:
         raise UserError(f"overrides: {' '.join(str(error).split())}") from None
     assert isinstance(above, dict)
+    for key in (override.removesuffix("=null") for override in overrides if override.endswith("=null")):
+        *sections, last = key.split(".")
+        section: Any = reduce(lambda outer, name: outer.get(name) if isinstance(outer, dict) else None, sections, above)
+        if isinstance(section, dict) and isinstance(section.get(last), dict):
+            section[last] = Anew(section[last])
     return {str(name): value for name, value in above.items()}
 
 
@@ -147,6 +167,7 @@ def build_config(raw: Mapping[str, Any]) -> RunConfig:
         },
         rollout=_plugins(CONTROLLERS, config.rollout, "rollout"),
         terms=_plugins(TERM_MAKERS, config.terms, "terms"),
+        masks=_plugins(MASKS, config.masks, "masks"),
     )
     check(config)
     return config
@@ -184,6 +205,7 @@ def parse_section(kind: type, raw: Any, key: str) -> Any:
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].replace("Value '$VALUE' of type '$VALUE_TYPE'", "a value")
+        reason = re.sub(r".*\bis not a .*\blist, or tuple\b.*", "expected a list", reason)
         raise UserError(f"{dot}{error.full_key or _guilty(kind, raw)}: {reason}") from None
 
 

@@ -25,7 +25,7 @@ class Columns:
     prompt: str = "prompt"
     """The problem: text, or a list of chat messages."""
     answer: str = "answer"
-    """The answer, where there is one; only evaluation and verifiers read it."""
+    """The answer, where there is one; only evaluation, verifiers and the term `self_distillation` read it."""
     domain: str = "domain"
     """The name of the teacher that scores this prompt, where there is such a column."""
     tools: str = "tools"

@@ -1,7 +1,7 @@
 """What would make numbers silently wrong, found from tokenizers, templates and configurations alone."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -12,13 +12,16 @@ from opd.alignment.aligner import Aligner
 from opd.alignment.coverage import Coverage
 from opd.alignment.vocabulary import SharedVocabulary, shared_vocabulary
 from opd.config import RunConfig
+from opd.envs.formats import tool_format
 from opd.locate import locate
 from opd.models import model_limits
 from opd.pairing import Pairing, pair, unaligned_terms
 from opd.records import Prompt
 from opd.registry import PROMPT_SOURCES, TERM_MAKERS
+from opd.teachers.config import START, field_of
 from opd.teachers.opening import TeacherFacts, base_key, connect, facts_of
 from opd.tokenization import eos_ids, load_tokenizer, render, render_text
+from opd.validation import controller_notes
 
 SHOWN = 40  # characters on either side of a difference
 SAMPLE = 256  # prompts whose length is measured
@@ -52,6 +55,8 @@ def examine(config: RunConfig) -> list[Finding]:
     makers = {name: TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()}
     findings += [Finding("error", "terms", text, "choose such a term") for text in unaligned_terms(makers, pairing, facts)]
     findings += [Finding("warn", "weak reference", note, "see docs/alignment.md") for note in pairing.notes]
+    for note in controller_notes(config):
+        findings.append(Finding("warn", "rollout", note.removeprefix("WARNING: "), "see docs/stride.md"))
     findings += examine_models(config, facts, pairing, tokenizer, ends, prompts)
     return [*findings, _memory(config)]
 
@@ -66,7 +71,7 @@ def examine_models(
 ) -> list[Finding]:
     """Whether each frozen model and the student mean the same: tokens, EOS, template, vocabulary, context. A run looks
     too."""
-    findings: list[Finding] = []
+    findings = _shown_tools("student.model", tokenizer, prompts)
     for name, one in facts.items():
         aligner = pairing.aligners.get(name)
         if aligner is None:
@@ -75,7 +80,9 @@ def examine_models(
             findings += _same_rendering(one.field, tokenizer, one.tokenizer, prompts[0])
             findings += _context(config, one.field, one.max_context)
         else:
-            findings += _alignment(config, one, aligner, tokenizer, prompts)
+            findings += _alignment(config, one, aligner, tokenizer, prompts) + _shown_tools(
+                one.field, one.tokenizer, prompts
+            )
         findings += _head(one.field, one.num_rows, one.tokenizer)
     return findings
 
@@ -125,6 +132,18 @@ def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> list[Finding]
     if leading > 1:
         return [*found, Finding("warn", "BOS in the prompt", text, "remove it from the template or from the prompt")]
     return [*found, Finding("ok", "BOS in the prompt", text)]
+
+
+def _shown_tools(field: str, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> list[Finding]:
+    """Whether a chat template writes the tools of a prompt down; the tiny family knows its only one."""
+    prompt = next((one for one in prompts if one.tools and one.text is None), None)
+    if prompt is None or not tokenizer.chat_template or tool_format(tokenizer, tools=False).name == "tiny":
+        return []
+    if render_text(tokenizer, prompt) != render_text(tokenizer, replace(prompt, tools=())):
+        return [Finding("ok", f"{field} tools", "the chat template shows them")]
+    text = f"the chat template writes none of the {len(prompt.tools)} tools of prompt {prompt.id}: the model sees no schema"
+    fix = "take a model whose template knows tools, or describe them and the form of a call in prompts.system"
+    return [Finding("warn", f"{field} tools", text, fix)]
 
 
 def _lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt]) -> Finding:
@@ -235,9 +254,9 @@ def _memory(config: RunConfig) -> Finding:
     total += 0 if sampler == config.student.dtype else student * size[sampler]
     bases = {base_key(model): (name, model) for name, model in config.frozen.items()}  # those that share one count once
     for name, teacher in bases.values():
-        if teacher.urls or teacher.model is None:
-            continue  # somewhere else
-        count, stored = _parameters(teacher.model, f"teachers.{name}.model", teacher.revision)
+        if teacher.urls or teacher.model is None or (name == START and config.student.lora is not None):
+            continue  # somewhere else, or beneath the student's adapters
+        count, stored = _parameters(teacher.model, field_of(name), teacher.revision)
         total += count * (stored if teacher.dtype == "auto" else size[teacher.dtype])
     total += 2 * config.objective.max_logits_mib * 2**20
     text = f"about {total / 2**30:.1f} GiB for weights, gradients, optimizer and logits; activations and KV cache on top"

@@ -5,7 +5,8 @@ One event loop drives a whole run: scoring overlaps sampling, and with `lookahea
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import count
 
 import torch
 from accelerate.utils import gather_object
@@ -15,6 +16,8 @@ from opd.checkpoint import save
 from opd.config import RunConfig
 from opd.eval.heldout import evaluate
 from opd.flight import Flight
+from opd.groups import dealt, shared
+from opd.masking import masked
 from opd.objective.batching import Taught
 from opd.objective.learner import Metrics
 from opd.recorder import Recorder
@@ -75,29 +78,57 @@ class Engine:
         with parts.clock("prompts"):
             prompts = parts.prompts.at(step, 0, self.config.batch.prompts)
         known, self.known = self.known, {}
-        tally = Tally(parts.teachers)
+        tally = Tally(parts.teachers, slot_seed(self.config.seed, step))
         sampling, teaching = [], []
-        for slot in range(parts.accelerator.process_index, len(prompts) * copies, parts.accelerator.num_processes):
-            prompt = prompts[slot // copies]
-            plan = parts.steering.plan(prompt, step, slot)  # now, while nothing of this step is known
-            sampling.append(asyncio.create_task(self.sample(prompt, step, slot, plan, known)))
-            teaching.append(asyncio.create_task(self.teach(sampling[-1], tally)))
+        process, processes = parts.accelerator.process_index, parts.accelerator.num_processes
+        for slots in dealt(len(prompts), copies, process, processes, together=parts.compares_groups):
+            group = []
+            for slot in slots:
+                prompt = prompts[slot // copies]
+                plan = parts.steering.plan(prompt, step, slot)  # now, while nothing of this step is known
+                group.append(asyncio.create_task(self.sample(prompt, step, slot, plan, known)))
+            if parts.compares_groups:
+                group = shared(self.settle(step, slots, group, tally), len(slots))
+            sampling += group
+            teaching += [asyncio.create_task(self.teach(one, tally)) for one in group]
         return Flight(step, sampling, teaching, tally)
 
-    async def sample(self, prompt: Prompt, step: int, slot: int, plan: Plan, known: Mapping[int, Rollout]) -> Rollout | None:
+    async def sample(
+        self, prompt: Prompt, step: int, slot: int, plan: Plan, known: Mapping[int, Rollout], attempt: int = 0
+    ) -> Rollout | None:
         """One rollout. None: its prompt is too long."""
         if slot in known:
             return known[slot]
-        seed = slot_seed(self.config.seed, step, slot)
+        seed = slot_seed(self.config.seed, step, slot, *([attempt] if attempt else []))
         return await self.parts.player.play(prompt, slot, seed, plan, self.parts.watch(prompt, slot))
+
+    async def settle(
+        self, step: int, slots: Sequence[int], sampling: Sequence["asyncio.Task[Rollout | None]"], tally: Tally
+    ) -> list[Rollout | None]:
+        """The rollouts of one prompt, judged and compared with each other; where they teach nothing, those of another prompt
+        may take their place."""
+        parts, batch = self.parts, self.config.batch
+        for attempt in count(1):
+            rollouts = await asyncio.gather(*sampling)
+            group = [rollout for rollout in rollouts if rollout is not None]
+            if parts.rewards is not None:
+                group = await parts.rewards.judged(group)
+            if not group or all(maker.keeps(group, attempt - 1) for maker in parts.makers):
+                tally.groups |= dict.fromkeys((rollout.slot for rollout in group), group)
+                return [next((one for one in group if one.slot == slot), None) for slot in slots]
+            tally.drop(group)
+            prompt = parts.prompts.at(step, attempt, batch.prompts)[slots[0] // batch.rollouts_per_prompt]
+            plans = {slot: parts.steering.plan(prompt, step, slot) for slot in slots}  # still, nothing of this step is known
+            sampling = [asyncio.create_task(self.sample(prompt, step, slot, plans[slot], {}, attempt)) for slot in slots]
+        raise AssertionError("unreachable")
 
     async def teach(self, sampling: "asyncio.Task[Rollout | None]", tally: Tally) -> Taught | None:
         """A rollout with its terms; scoring starts when it ends, while others still decode."""
         rollout = await sampling
         if rollout is None:
             return None
-        terms = await asyncio.gather(*(maker.collect(rollout, tally) for maker in self.parts.makers))
-        return rollout, [term for made in terms for term in made]
+        made = await asyncio.gather(*(maker.collect(rollout, tally) for maker in self.parts.makers))
+        return rollout, masked(self.parts.masks, rollout, [term for terms in made for term in terms], tally)
 
     async def update(self, taught: list[Taught]) -> Metrics:
         """The learner's work; in a thread where other machines' answers would otherwise wait for it."""

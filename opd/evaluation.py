@@ -71,7 +71,7 @@ def evaluate_suites(
             "suite": suite.name,
             "model": f"{checkpoint.run.name}/{checkpoint.path.name}" if checkpoint else public_name(model),
             "step": checkpoint.step if checkpoint else None,
-            "settings": settings,
+            "settings": {**settings, "template": None} if any(one.task for one in suite.problems) else settings,
             **body,
             "overlap": overlap,
             "notes": [*notes, *suite.notes, *body["notes"]],

@@ -1,7 +1,9 @@
 """The rollouts of one step on their way: being sampled, then scored, each at its own pace."""
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from accelerate.utils import gather_object
@@ -18,9 +20,9 @@ class Landed:
     """What one step learns from: this process's rollouts with their terms."""
 
     taught: list[Taught]
-    num_skipped: int  # prompts too long for the context
-    num_floored: int  # log-probs of the teachers raised to the floor
+    counts: Counter[str]  # of this process, beside those that follow from the rollouts
     coverage: Coverage  # of the texts that were aligned for teachers with other tokenizers, over all processes
+    figures: Mapping[str, float]  # means of what term makers noted, over all processes
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,18 @@ class Flight:
         To be called by every process. Raises `UserError` where too little of the step's text could be aligned.
         """
         results = await asyncio.gather(*self.teaching)
-        covered = gather_object([(self.tally.coverage, self.tally.first_failed)])
-        coverage = sum((one for one, _ in covered), Coverage())
+        told = gather_object([(self.tally.coverage, self.tally.first_failed, dict(self.tally.noted))])
+        coverage = sum((one for one, _, _ in told), Coverage())
         if coverage.byte_coverage < self.tally.pool.min_byte_coverage:
-            first = next(text for _, text in covered if text is not None)
+            first = next(text for _, text, _ in told if text is not None)
             raise UserError(
                 f"alignment.min_byte_coverage: {coverage.byte_coverage:.1%} of the step's text is aligned with the "
                 f"teachers' tokens, less than {self.tally.pool.min_byte_coverage:.1%}; the first text that failed answers "
                 f"{first}; see opd align, or lower the floor and resume"
             )
         taught = [pair for pair in results if pair is not None]
-        return Landed(taught, len(results) - len(taught), self.tally.num_floored, coverage)
+        counts = self.tally.counts + Counter(skipped_prompts=len(results) - len(taught))
+        return Landed(taught, counts, coverage, _means([noted for *_, noted in told]))
 
     async def cancel(self) -> None:
         """Gives up what is not done yet."""
@@ -60,3 +63,10 @@ class Flight:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _means(noted: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """The mean of each name's values over all processes; exact, so that it does not depend on their order."""
+    names = sorted({name for one in noted for name in one})
+    values = {name: [value for one in noted for value in one.get(name, ())] for name in names}
+    return {name: math.fsum(found) / len(found) for name, found in values.items()}

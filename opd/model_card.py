@@ -29,7 +29,8 @@ def model_card(config: RunConfig, step: int, results: Sequence[Mapping[str, Any]
     """
     student = _Name(config.student.model)
     teachers = {name: _Name(teacher.model or f"the model served as {name}") for name, teacher in config.teachers.items()}
-    title = f"{student.short}, distilled from {' and '.join(dict.fromkeys(t.short for t in teachers.values()))}"
+    named = " and ".join(dict.fromkeys(teacher.short for teacher in teachers.values()))
+    title = f"{student.short}, distilled from {named}" if named else f"{student.short}, trained on its own rollouts"
     parts = [
         f"---\n{_metadata(config, results).to_yaml()}\n---",
         f"# {_text(title)}",
@@ -38,7 +39,7 @@ def model_card(config: RunConfig, step: int, results: Sequence[Mapping[str, Any]
         "## Results\n\n" + _results(results),
         "## Use\n\n" + _use(config, student),
         "## Settings\n\n" + _settings(config),
-        "## Limitations\n\n" + _LIMITATIONS,
+        "## Limitations\n\n" + (_OF_TEACHERS if teachers else "") + _LIMITATIONS,
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -88,7 +89,7 @@ def _metadata(config: RunConfig, results: Sequence[Mapping[str, Any]]) -> ModelC
         model_name=f"{student.short}-opd",
         library_name="peft" if lora else "transformers",
         pipeline_tag="text-generation",
-        tags=["on-policy-distillation", "distillation", "opd", *(["lora"] if lora else [])],
+        tags=[*(["on-policy-distillation", "distillation"] if config.teachers else []), "opd", *(["lora"] if lora else [])],
         datasets=[data.given] if data.on_hub else None,
         eval_results=evaluations or None,
         **base,
@@ -103,15 +104,16 @@ def _what(config: RunConfig, step: int, student: _Name, teachers: Mapping[str, _
     revision = f" at revision {_code(config.student.revision)}" if config.student.revision else ""
     lora = config.student.lora
     kind = f"A low-rank adapter (rank {lora.r}) over" if lora else "A fine-tuned"
-    lines = [f"{kind} {student.markdown}{revision}, after step {step} of {config.steps} of on-policy distillation from"]
+    how = "on-policy distillation from" if teachers else "training on its own rollouts, without a teacher,"
+    lines = [f"{kind} {student.markdown}{revision}, after step {step} of {config.steps} of {how}"]
     lines += [f"* {_teacher(name, teachers[name], teacher)}" for name, teacher in config.teachers.items()]
     weak = [(name, teacher.weak_reference) for name, teacher in config.teachers.items() if weak_name(name) in config.frozen]
     lines += [f"* compared with {_weak(name, reference)}" for name, reference in weak if reference is not None]
     data = _data_name(config)
     split = getattr(config.prompts["config"], "split", None)
     where = f" (split {_code(split)})" if data.on_hub and split else ""
-    lines += ["", f"on the prompts of {data.markdown}{where}."]
-    return lines[0] + "\n\n" + "\n".join(lines[1:])
+    prompts = f"on the prompts of {data.markdown}{where}."
+    return "\n".join([lines[0], "", *lines[1:], "", prompts] if teachers else [lines[0], prompts])
 
 
 def _teacher(name: str, model: _Name, teacher: TeacherConfig) -> str:
@@ -130,11 +132,12 @@ def _weak(name: str, reference: FrozenConfig) -> str:
 
 def _method(config: RunConfig) -> str:
     links = " and ".join(f"[{name}](https://arxiv.org/abs/{paper})" for paper, name in PAPERS.items())
-    lines = [
+    distilled = (
         f"On-policy distillation ({links}): the student samples completions, the frozen teacher scores the same tokens, and "
-        "the student's distribution moves towards the teacher's on these. The loss is a sum of:",
-        "",
-    ]
+        "the student's distribution moves towards the teacher's on these."
+    )
+    alone = "The student samples completions and learns from these, without another model."
+    lines = [f"{distilled if config.teachers else alone} The loss is a sum of:", ""]
     for name, term in config.terms.items():
         maker = TERM_MAKERS.load(name, f"terms.{name}")
         document = sys.modules[maker.__module__].__doc__ or ""
@@ -245,8 +248,10 @@ def _fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-_LIMITATIONS = """\
+_OF_TEACHERS = """\
 * Distillation moves the student towards its teacher: the teacher's mistakes and biases come along, and what the teacher
   cannot do is not learnt.
+"""
+_LIMITATIONS = """\
 * It was measured on the suites above only, where any are listed; other tasks and languages may have become worse.
-* The licences and terms of use of the student, of the teacher and of the prompts apply."""
+* The licences and terms of use of all models and prompts named above apply."""

@@ -6,24 +6,28 @@ from opd.config import RunConfig, to_yaml
 from opd.data import load_prompts
 from opd.envs.config import load_tasks
 from opd.registry import PROMPT_SOURCES
+from opd.reward.checks import check_answers
 
 
 def plan(config: RunConfig, out: Path) -> str:
     """The resolved recipe and the size of the run, as text. Reads the prompts. Raises `UserError`."""
     source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
+    check_answers(config.reward, source.known())
     first = source.at(0, 0, 1)[0]
     heldout = load_prompts(config.eval.prompts, "eval.prompts") if config.eval.prompts else []
     if config.eval.environment is not None:
         heldout = load_tasks(config.eval.environment, "eval.environment")
     rollouts = config.batch.prompts * config.batch.rollouts_per_prompt
-    turn = "" if first.single_turn else " a turn"
+    longest = config.sampling.max_new_tokens
+    most = f"{longest:,} sampled tokens in each of their turns"
+    if first.single_turn:
+        most = f"{config.steps * rollouts * longest:,} sampled tokens in all"
     lines = [
         to_yaml(config).rstrip(),
         "",
         f"# run directory: {out}" + (" (holds a run)" if (out / "config.yaml").exists() else ""),
         f"# first prompt: {first.id}",
-        f"# {config.steps} steps of {rollouts} rollouts, at most "
-        f"{config.steps * rollouts * config.sampling.max_new_tokens:,} sampled tokens{turn}",
+        f"# {config.steps} steps of {rollouts} rollouts, at most {most}",
         f"# {config.steps * config.objective.updates_per_batch} optimizer updates",
         f"# {len(heldout)} held-out problems",
     ]

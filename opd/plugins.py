@@ -30,6 +30,30 @@ class Models(Protocol):
         the model reads the student's own tokens."""
         ...
 
+    def context(self, prompt: Prompt, num_tokens: int) -> Array | None:
+        """[c] int32: the prompt as the student would see it; None where `num_tokens` more would not fit."""
+        ...
+
+    def spell(self, token_ids: Array) -> list[bytes]:
+        """What each of the student's tokens [n] adds to the text; special tokens add nothing."""
+        ...
+
+    def group(self, rollout: Rollout) -> Sequence[Rollout]:
+        """The rollouts of the same prompt, this one among them, in the order of their slots. Only for makers with
+        `compares_groups`; of others it is the rollout alone."""
+        ...
+
+    async def write(self, model: str, prompt: Prompt, number: int, max_new_tokens: int, temperature: float) -> str | None:
+        """What the student (`student`) or its frozen start answers to a prompt; None for one that is too long.
+
+        `number` tells the draws of one step apart. With temperature 0 the answer is the likeliest one.
+        """
+        ...
+
+    def note(self, name: str, value: float) -> None:
+        """Counts `value` towards the step's metric `name`, the mean of all that is noted by this name in all processes."""
+        ...
+
 
 class PromptSource(Protocol):
     """Yields the prompts of a step as a pure function of the step, so that a resumed run sees the same ones."""
@@ -94,21 +118,53 @@ class RolloutController:
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None: ...
 
 
-class TermMaker(Protocol):
-    """Asks frozen models for what it needs and turns the answers into terms of the loss."""
+class TermMaker:
+    """Asks frozen models for what it needs and turns the answers into terms of the loss. A plug-in derives from this and
+    says where it differs."""
 
     Config: ClassVar[type]
-    num_student_topk: int  # how many of the student's own most likely tokens it wants with each sampled one
-    needs_hidden: bool  # whether it asks for hidden states, so that the learner needs the teachers' output heads
-    needs_reference: bool  # whether its terms refer to the student's frozen start
-    needs_weak_reference: ClassVar[bool]  # whether it compares a teacher with the weak reference of its family
-    across_tokenizers: bool  # whether it can learn from a teacher that reads with another tokenizer
+    num_student_topk: int = 0  # how many of the student's own most likely tokens it wants with each sampled one
+    needs_teacher: bool = True  # whether it asks the prompt's teacher, so that a recipe must have one
+    needs_hidden: bool = False  # whether it asks for hidden states, so that the learner needs the models' output heads
+    needs_reference: bool = False  # whether its terms refer to the student's frozen start, which the learner then runs too
+    needs_start: ClassVar[bool] = False  # whether it asks the student's frozen start (`opd.teachers.config.START`)
+    needs_weak_reference: ClassVar[bool] = False  # whether it compares a teacher with the weak reference of its family
+    compares_groups: ClassVar[bool] = False  # whether it compares the rollouts of one prompt, which one process then has
+    across_tokenizers: bool = False  # whether it can learn from a teacher that reads with another tokenizer
 
     def __init__(self, config: Any, run: "RunConfig") -> None: ...
 
     @staticmethod
     def check(config: Any, run: "RunConfig") -> None:
         """Raises `UserError` when the recipe as a whole cannot work with it."""
-        ...
 
-    async def collect(self, rollout: Rollout, models: Models) -> list[Term]: ...
+    @staticmethod
+    def check_files(config: Any) -> None:
+        """Raises `UserError` for a file that the config names and that is not there."""
+
+    def keeps(self, group: Sequence[Rollout], attempt: int) -> bool:
+        """Whether the rollouts of one prompt may teach. Else another prompt takes their place, as attempt `attempt + 1`.
+        Only asked with `compares_groups`."""
+        return True
+
+    async def collect(self, rollout: Rollout, models: Models) -> list[Term]:
+        """The terms of one rollout."""
+        raise NotImplementedError
+
+
+class Mask:
+    """Lowers the weight of some of a rollout's tokens in every term, and leaves them in the context. A plug-in derives from
+    this."""
+
+    Config: ClassVar[type]
+    counted: bool = True  # whether a token of weight 0 still counts in the normaliser
+
+    def __init__(self, config: Any, run: "RunConfig") -> None: ...
+
+    @staticmethod
+    def check(config: Any, run: "RunConfig") -> None:
+        """Raises `UserError` when the recipe as a whole cannot work with it."""
+
+    def weights(self, rollout: Rollout, models: Models) -> Array:
+        """[n] float32 from 0 to 1: the weight of each sampled token of all turns."""
+        raise NotImplementedError

@@ -84,14 +84,33 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in raw.items()}
 
 
+class Anew(dict[str, Any]):
+    """A section that takes the place of the one below, where others are merged with it."""
+
+
 def overlay(base: Mapping[Any, Any], above: Mapping[Any, Any]) -> dict[str, Any]:
-    """`base` with the values of `above`; mappings are merged, anything else is replaced."""
+    """`base` with the values of `above`; mappings are merged, anything else is replaced.
+
+    Where the prompts get another `type`, nothing of the old section stays; of another environment, no `options`.
+    """
     merged = {str(name): value for name, value in base.items()}
     for name, value in above.items():
-        below = merged.get(str(name))
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[str(name)] = overlay(below, value) if both else value  # type: ignore[arg-type]
+        below = {} if isinstance(value, Anew) else merged.get(str(name))
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[str(name)] = overlay(_still_meant(str(name), below, value), value)
+        else:
+            merged[str(name)] = value
     return merged
+
+
+def _still_meant(section: str, below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Mapping[Any, Any]:
+    """What of `below` says something in the section that `above` makes of it."""
+    if section not in ("prompts", "environment"):
+        return below
+    if section == "prompts" and "type" in above and above["type"] != below.get("type", "dataset"):
+        return {}
+    renamed = "name" in below and above.get("name", below["name"]) != below["name"]
+    return {name: value for name, value in below.items() if name != "options" or not renamed}
 
 
 def copy_recipe(recipe: str, destination: Path) -> Path:

@@ -23,6 +23,7 @@ from opd.progress import ProgressBar
 from opd.records import Array, Rollout, Turn
 from opd.rollout_counts import FullLength, counts_of, figures_of
 from opd.run_directory import RunDirectory
+from opd.teachers.pool import Tally
 from opd.tokenization import render_text
 from opd.trackers import Tracker
 
@@ -38,19 +39,21 @@ class Recorder:
         self.totals = {"wall_s": 0.0, "sampled_tokens": 0, "trained_tokens": 0, "skipped_prompts": 0}
         self.evaluations: dict[str, dict[str, Any]] = {}
         self.full_length = FullLength()
+        self.warned = False  # of restarts that fail
         self.selection: dict[str, float] = {}  # the step that is best on the selection set, and its accuracy there
 
     def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
         """Step `step` is done: one line of metrics."""
         counts = sum(gather_object([counts_of(step, landed.taught, self.parts.chunk_tokens)]), Counter())
-        counts["skipped_prompts"] = sum(gather_object([landed.num_skipped]))
-        counts["floored_logps"] = sum(gather_object([landed.num_floored]))
+        counts += sum(gather_object([landed.counts]), Counter())
         for name in ("sampled_tokens", "trained_tokens", "skipped_prompts"):
             self.totals[name] += int(counts[name])
         figures = dict(metrics)
         if not self._comparable:
             figures.pop("mismatch", None)  # two different distributions: their distance says nothing
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
+        figures |= {name: counts[name] for name in ("written_tokens", "dropped_groups", "dropped_tokens") if counts[name]}
+        figures |= landed.figures
         if (aligned := landed.coverage).units:
             figures |= {"align/byte_coverage": aligned.byte_coverage, "align/token_coverage": aligned.token_coverage}
             figures |= {"align/one_to_one": aligned.one_to_one_share}
@@ -70,6 +73,17 @@ class Recorder:
         for tracker in self.trackers:
             tracker.log(step, row)
         self.bar.step(step, row)
+        self._warn_of_lost_restarts(step, counts)
+
+    def _warn_of_lost_restarts(self, step: int, counts: Mapping[str, float]) -> None:
+        """Once a run: an environment may say that it restores, and not come back to where it was."""
+        failed, tried = int(counts["restore_failures"]), int(counts["restore_failures"] + counts["restored"])
+        if 2 * failed > tried and not self.warned:
+            self.warned = True
+            self.bar.say(
+                f"WARNING: step {step}: {failed} of {tried} restarts began anew, since the environment did not come back to "
+                "the state it had after the same replies (restore_failures); mend it, or give it `restores = False`"
+            )
 
     @property
     def selected(self) -> int | None:
@@ -158,8 +172,8 @@ class Recorder:
         """
         tokenizer, sampler_logps = self.parts.tokenizer, _joined(turn.sampler_logps for turn in rollout.turns)
         compared: dict[str, Any] = {}
-        if self._comparable:
-            pool = self.parts.teachers
+        if self._comparable and self.parts.teachers.routed:
+            pool = Tally(self.parts.teachers)
             model, unmasked = pool.teacher_for(rollout.prompt), [replace(turn, num_reused=0) for turn in rollout.turns]
             whole = replace(rollout, turns=tuple(unmasked))  # reused tokens are shown with the others
             judged = await judge(pool, model, whole, temperature=self.config.loss_temperature)
@@ -175,6 +189,7 @@ class Recorder:
             "response": tokenizer.decode(sampled_ids),
             "finish": rollout.finish,
             "outcome": rollout.outcome,
+            "score": rollout.score,
             "restart": rollout.restart,
             "unit": "chunk" if single else "turn",
             "chunk_tokens": self.parts.chunk_tokens,

@@ -28,7 +28,7 @@ class Prompt:
     id: str
     messages: tuple[Mapping[str, Any], ...] = ()  # chat messages; empty when `text` is given
     text: str | None = None  # a plain prompt, tokenised as it is
-    answer: str | tuple[str, ...] | None = None  # for evaluation and verifiers; distillation never reads it
+    answer: str | tuple[str, ...] | None = None  # for evaluation and verifiers; of terms few read it, and say so
     problem: str = ""  # the task as the data have it, without template and system message: what identifies it
     domain: str = "default"  # routes to the teacher of this name
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas handed to the chat template

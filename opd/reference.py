@@ -3,12 +3,15 @@
 import ast
 import dataclasses
 import inspect
+import json
 from collections.abc import Iterator
 from textwrap import dedent
 from typing import Any, get_args, get_origin, get_type_hints
 
 from opd.config import RunConfig
-from opd.registry import CONTROLLERS, ENVIRONMENTS, PROMPT_SOURCES, TERM_MAKERS
+from opd.registry import CONTROLLERS, ENVIRONMENTS, MASKS, PROMPT_SOURCES, TERM_MAKERS
+
+PLUGINS = {"rollout": CONTROLLERS, "terms": TERM_MAKERS, "masks": MASKS}
 
 
 def fields() -> Iterator[tuple[str, str, str]]:
@@ -16,16 +19,15 @@ def fields() -> Iterator[tuple[str, str, str]]:
     for key, default, text in _fields(RunConfig, ""):
         yield key, default, text
         if key == "prompts":
-            for name in PROMPT_SOURCES.names():
-                for inner in _fields(PROMPT_SOURCES.load(name, key).Config, "prompts."):
+            for name, source in PROMPT_SOURCES.each():
+                for inner in _fields(source.Config, "prompts."):
                     yield inner[0], inner[1], f"(type: {name}) {inner[2]}"
-            for name in ENVIRONMENTS.names():
-                for inner in _fields(ENVIRONMENTS.load(name, key).Config, "prompts.options."):
+            for name, environment in ENVIRONMENTS.each():
+                for inner in _fields(environment.Config, "prompts.options."):
                     yield inner[0], inner[1], f"(name: {name}) {inner[2]}"
-        elif key in ("rollout", "terms"):
-            registry = CONTROLLERS if key == "rollout" else TERM_MAKERS
-            for name in registry.names():
-                yield from _fields(registry.load(name, key).Config, f"{key}.{name}.")
+        elif key in PLUGINS:
+            for name, plugin in PLUGINS[key].each():
+                yield from _fields(plugin.Config, f"{key}.{name}.")
 
 
 def _fields(kind: type, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -44,6 +46,8 @@ def _default(field: "dataclasses.Field[Any]") -> str:
     value = field.default if field.default is not dataclasses.MISSING else None
     if field.default_factory is not dataclasses.MISSING:
         value = field.default_factory()
+    if isinstance(value, str) and "\n" in value:
+        return json.dumps(value)
     return "required" if value == "???" else "null" if value is None else str(value)
 
 

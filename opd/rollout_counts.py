@@ -7,7 +7,7 @@ import numpy as np
 
 from opd.episodes import SUCCESS
 from opd.objective.batching import Taught, counted, num_trainable
-from opd.records import Rollout
+from opd.records import Rollout, Term
 from opd.units import units_of
 
 MOST_UNITS = 64  # counted one by one; those after it count with it
@@ -21,6 +21,7 @@ def counts_of(step: int, taught: Sequence[Taught], chunk_tokens: int) -> Counter
     counts: Counter[str] = Counter(trained_tokens=num_trainable(taught)[0])
     for rollout, terms in taught:
         counts += _of_rollout(step, rollout, chunk_tokens)
+        counts += _of_weights(rollout, terms)
         trained = counted(rollout, terms)
         for number, tokens in enumerate(_by_unit(rollout, trained, chunk_tokens), start=1):
             counts[f"trained/{min(number, MOST_UNITS)}"] += tokens
@@ -34,6 +35,8 @@ def figures_of(counts: Mapping[str, float], *, steered: bool) -> dict[str, float
     figures |= {f"{name}_rate": counts[name] / rollouts for name in ("eos", "truncated")}
     if counts["episodes"]:
         figures["turns"] = counts["turns"] / counts["episodes"]
+    if counts["weighted_tokens"]:
+        figures["masked_share"] = counts["masked_tokens"] / counts["weighted_tokens"]
     if counts["judged"]:
         figures["success_rate"] = counts["successes"] / counts["judged"]
     if steered:
@@ -84,6 +87,7 @@ def _of_rollout(step: int, rollout: Rollout, chunk_tokens: int) -> Counter[str]:
         stopped=stopped,
         staleness=sum(int((step - 1 - turn.policy_versions[turn.trainable]).sum()) for turn in rollout.turns),
         reused_units=sum(unit.reused for unit in units),
+        restored=rollout.restart == "restored",
         restore_failures=rollout.restart == "failed",
         long_prefixes=rollout.restart == "too long",
         whole=not stopped,
@@ -96,6 +100,15 @@ def _of_rollout(step: int, rollout: Rollout, chunk_tokens: int) -> Counter[str]:
     if stopped:
         counts[f"stops/{min(len(units), MOST_UNITS)}"] += 1
     return counts
+
+
+def _of_weights(rollout: Rollout, terms: Sequence[Term]) -> Counter[str]:
+    """Trainable tokens where terms have weights, and those of them that have weight 0 in every term."""
+    weights = [term.weight for term in terms if term.weight is not None]
+    if not weights or len(weights) < len(terms):
+        return Counter()
+    silent = np.logical_and.reduce([weight == 0 for weight in weights]) & rollout.trainable
+    return Counter(weighted_tokens=int(rollout.trainable.sum()), masked_tokens=int(silent.sum()))
 
 
 def _by_unit(rollout: Rollout, trained: np.ndarray, chunk_tokens: int) -> Iterable[int]:

@@ -9,7 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,12 @@ def refuse_other_recipe(run: Path, config: RunConfig, free_sections: Container[s
 
 def refuse_differences(run: Path, before: Mapping[str, Any], now: Mapping[str, Any], free: Callable[[str], bool]) -> None:
     """Raises `UserError` naming the first dotted key that has another value now and is not `free` to have one."""
-    old, new = _flat(before), _flat(now)
-    for key in sorted(old.keys() | new.keys()):
-        if not free(key) and old.get(key) != new.get(key):
-            raise UserError(
-                f"{key}: the run in {run} began with {old.get(key)!r}, not {new.get(key)!r}; "
-                "resume it with the same recipe, or name another --out"
-            )
+    for key, old, new in _differences(before, now):
+        if not free(key):
+            began = f"with {old!r}, not {new!r}"
+            if isinstance(old, Mapping) or isinstance(new, Mapping):
+                began = "with this section, not without it" if isinstance(old, Mapping) else "without this section"
+            raise UserError(f"{key}: the run in {run} began {began}; resume it with the same recipe, or name another --out")
 
 
 def _step_of(line: str) -> int:
@@ -149,14 +148,14 @@ def _step_of(line: str) -> int:
         return 0
 
 
-def _flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = list(value) if isinstance(value, tuple) else value
-    return flat
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(dotted key, value in `old`, value in `new`); a section that one of them lacks is one difference."""
+    for name in sorted(old.keys() | new.keys()):
+        mine, other = (list(value) if isinstance(value, tuple) else value for value in (old.get(name), new.get(name)))
+        if isinstance(mine, Mapping) and isinstance(other, Mapping):
+            yield from _differences(mine, other, f"{prefix}{name}.")
+        elif mine != other:
+            yield f"{prefix}{name}", mine, other
 
 
 def environment() -> dict[str, Any]:

@@ -16,13 +16,19 @@ from opd.records import Array, Prompt
 def load_tokenizer(name: str, field: str, revision: str | None = None) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or hub id. Raises `UserError` naming `field`."""
     try:
-        return AutoTokenizer.from_pretrained(locate(name, field), revision=revision, trust_remote_code=False)
+        return quiet(AutoTokenizer.from_pretrained(locate(name, field), revision=revision, trust_remote_code=False))
     except (OSError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(
             f"{field}: {described(name)} has no readable tokenizer: {' '.join(str(error).split())[:300]}"
         ) from None
+
+
+def quiet(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """`tokenizer`, made to believe that it has warned of long texts: here they are counted and left out."""
+    tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
+    return tokenizer
 
 
 def render(tokenizer: PreTrainedTokenizerBase, prompt: Prompt) -> Array:

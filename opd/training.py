@@ -52,7 +52,7 @@ def train(
         bar = closing.enter_context(ProgressBar(config.steps, done, shown=main))
         recorder = Recorder(config, parts, directory, bar, trackers)
         for note in parts.notes:
-            bar.say(f"note: {note}")
+            bar.say(note if note.startswith("WARNING") else f"note: {note}")
         if checkpoint is not None:
             recorder.load_state_dict(state["recorder"])
             if not remembers:

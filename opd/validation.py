@@ -10,9 +10,10 @@ from opd.envs.config import EnvironmentConfig, check_environment
 from opd.errors import UserError
 from opd.locate import check_location
 from opd.objective.config import OptimizerConfig
-from opd.registry import CONTROLLERS, TERM_MAKERS
+from opd.registry import CONTROLLERS, MASKS, TERM_MAKERS
+from opd.reward.checks import check_reward, check_reward_files
 from opd.teachers.client.addresses import check_addresses
-from opd.teachers.config import FrozenConfig, TeacherConfig, frozen_models
+from opd.teachers.config import FrozenConfig, TeacherConfig, field_of, frozen_models
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -37,16 +38,36 @@ def check(config: "RunConfig") -> None:
         raise UserError("eval.selection needs eval.every above 0: only evaluated steps can be chosen")
     if config.eval.samples > 1 and config.eval.temperature == 0.0:
         raise UserError("eval.samples above 1 repeats the same greedy completion: set eval.temperature")
-    if not config.teachers:
-        raise UserError("teachers: name at least one, as in teachers.default.model=FOLDER")
     if not config.terms:
         raise UserError(f"terms: name at least one of {', '.join(TERM_MAKERS.names())}")
     if config.lookahead not in (0, 1):
         raise UserError(f"lookahead is {config.lookahead}: it must be 0 or 1")
+    if config.reward is not None:
+        check_reward(config.reward, config)
     for name, controller in config.rollout.items():
         CONTROLLERS.load(name, "rollout").check(controller, config)
     for name, term in config.terms.items():
         TERM_MAKERS.load(name, "terms").check(term, config)
+    for name, mask in config.masks.items():
+        MASKS.load(name, "masks").check(mask, config)
+    if not config.teachers:
+        _check_without_teachers(config)
+
+
+def _check_without_teachers(config: "RunConfig") -> None:
+    """A recipe may do without a teacher where nothing asks one."""
+    makers = {f"terms.{name}": TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()}
+    steering = {f"rollout.{name}": CONTROLLERS.load(name, "rollout")(one, config) for name, one in config.rollout.items()}
+    asking = [name for name, maker in makers.items() if maker.needs_teacher]
+    asking += [name for name, controller in steering.items() if controller.needs_scores]
+    if asking:
+        raise UserError(f"teachers: {asking[0]} asks one: name it, as in teachers.default.model=FOLDER")
+
+
+def controller_notes(config: "RunConfig") -> list[str]:
+    """What the user should know about the settings of the rollout controllers."""
+    steering = (CONTROLLERS.load(name, "rollout")(one, config) for name, one in config.rollout.items())
+    return [note for controller in steering for note in controller.notes]
 
 
 def check_files(config: "RunConfig") -> None:
@@ -55,9 +76,11 @@ def check_files(config: "RunConfig") -> None:
     check_location(config.student.model, "student.model")
     for name, teacher in config.frozen.items():
         if teacher.model is not None and not teacher.urls:  # the folder may be on the server's machine alone
-            check_location(teacher.model, f"teachers.{name}.model")
+            check_location(teacher.model, field_of(name))
             if teacher.adapter is not None:
                 check_location(teacher.adapter, f"teachers.{name}.adapter")
+    if config.reward is not None:
+        check_reward_files(config.reward)
     sources = {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}
     for key, source in {**sources, "eval.selection": config.eval.selection}.items():
         if isinstance(source, DatasetConfig):
@@ -65,6 +88,8 @@ def check_files(config: "RunConfig") -> None:
     for key, tasks in {"prompts": config.prompts["config"], "eval.environment": config.eval.environment}.items():
         if isinstance(tasks, EnvironmentConfig):
             check_environment(tasks, key)
+    for name, term in config.terms.items():
+        TERM_MAKERS.load(name, "terms").check_files(term)
 
 
 def check_optimizer(optimizer: OptimizerConfig) -> None:

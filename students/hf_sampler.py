@@ -9,8 +9,10 @@ Shape legend: B rows, T columns of the cache, V ids in use, P tokens of the long
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,9 +84,11 @@ class HFSampler:
         dtype: torch.dtype | None = None,
         copy_weights: bool = False,
         max_kept_bytes: int = MAX_KEPT_BYTES,
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         clock: Clock | None = None,
     ) -> None:
-        """`copy_weights` keeps a copy even where the student's own weights would do: they may be sharded later.
+        """`within`: in what the model decodes, such as its adapters off. `copy_weights` keeps a copy even where the
+        student's own weights would do: they may be sharded later.
 
         `max_kept_bytes`: of keys and values that are kept between the turns of episodes.
         """
@@ -95,7 +99,7 @@ class HFSampler:
         _refuse_other_masks(self.model)
         self.vocab, self.eos_ids = vocab, torch.tensor(sorted(eos_ids))
         self.max_rows, self.chunk_tokens = max_rows, chunk_tokens
-        self.version, self.clock = 0, clock or Clock()
+        self.version, self.clock, self._within = 0, clock or Clock(), within
         self.cache_name = cache_argument(decoder(self.model))
         self._kept = KeptTurns(max_kept_bytes if can_cache(decoder(self.model)) else 0)
         self._waiting: deque[_Row] = deque()
@@ -147,7 +151,7 @@ class HFSampler:
         self.model.eval()
         try:
             while self.busy:
-                with self.clock("sample"), torch.no_grad():
+                with self.clock("sample"), torch.no_grad(), self._within():
                     for _ in range(self.chunk_tokens):
                         began = self._admit()
                         if not self._rows:

@@ -102,6 +102,31 @@ class Adapters:
         return hasattr(self.model, "get_base_model")
 
 
+class Beneath:
+    """What is beneath the adapters of a student that learns: its frozen start, in the student's own weights."""
+
+    names: tuple[str, ...] = ()
+
+    def __init__(self, student: Any) -> None:
+        self.model = student
+
+    @contextmanager
+    def on(self, name: str | None) -> Iterator[None]:
+        """Within, the adapters are off and nothing is dropped out; afterwards the student is as it was."""
+        assert name is None
+        training = self.model.training
+        self.model.eval()
+        try:
+            with self.model.disable_adapter():
+                yield
+        finally:
+            self.model.train(training)
+
+    def state(self, name: str) -> dict[str, Tensor]:
+        """It has no adapters of its own."""
+        raise KeyError(name)
+
+
 def _check_files(folder: Path, field: str) -> None:
     if not (folder / "adapter_config.json").is_file():
         raise UserError(f"{field}: {folder} holds no adapter (no adapter_config.json)")

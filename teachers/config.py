@@ -63,6 +63,14 @@ class TeacherConfig(FrozenConfig):
     """Accept a weak reference whose token -> id map is not the teacher's."""
 
 
+START = "student.start"  # the student's frozen start among the frozen models; no teacher is called so
+
+
+def field_of(name: str) -> str:
+    """The recipe's field that names a frozen model, for messages."""
+    return "student.model" if name == START else f"teachers.{name}.model"
+
+
 def weak_name(teacher: str) -> str:
     """What the weak reference of a teacher is called among the frozen models."""
     return f"{teacher}.weak_reference"

@@ -7,18 +7,19 @@ for one chunk of rows at a time. Shape legend: n tokens of a request, H hidden s
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opd.clock import Clock
 from opd.errors import UserError
 from opd.models import cache_argument, decoder, load_causal_lm, output_head
 from opd.records import Array, ScoreRequest, Scores
-from opd.teachers.adapters import Adapters
+from opd.teachers.adapters import Adapters, Beneath
 from opd.teachers.experts import Experts
 from opd.teachers.kv_streams import PassCache, Row, Streams, agrees, can_cache, open_row
 from opd.teachers.planning import plan
@@ -69,6 +70,7 @@ class HFModel:
         quantization: dict[str, Any] | None = None,
         adapters: Mapping[str, str] | None = None,
         adapter_field: str = "teachers.{}.adapter",
+        adapted: nn.Module | None = None,
         device: torch.device,
         chunk_bytes: int,
         max_batch_tokens: int = 16384,
@@ -76,24 +78,26 @@ class HFModel:
         busy: Callable[[], bool] = lambda: False,
         clock: Clock | None = None,
     ) -> None:
-        """Loads `model`, and over it the adapters in the folders `adapters`, by name.
+        """Loads `model`, and over it the adapters in the folders `adapters`, by name; or takes what is beneath the adapters
+        of `adapted`, a student that learns.
 
         Raises `UserError` naming `field`, or `adapter_field` with the adapter's name for `{}`.
         """
         self.field, self.device = field, device
         self.chunk_bytes, self.max_batch_tokens = chunk_bytes, max_batch_tokens
         self.busy, self.clock = busy, clock or Clock()
-        base: Any = load_causal_lm(
-            model, field, revision=revision, dtype=dtype, attention=attention, quantization=quantization
-        )
-        base.requires_grad_(False)
-        if not quantization:
-            base = base.to(device)
+        base: Any = adapted
+        if adapted is None:
+            base = load_causal_lm(
+                model, field, revision=revision, dtype=dtype, attention=attention, quantization=quantization
+            )
+            base.requires_grad_(False)
+            base = base if quantization else base.to(device)
         self.head = output_head(base)
         self.num_batches = 0
         self.base_state: dict[str, Tensor] = base.state_dict()  # under the names they have without adapters
         self.experts = Experts(decoder(base))
-        self._adapters = Adapters(base, adapters or {}, adapter_field, device)
+        self._adapters = Beneath(base) if adapted is not None else Adapters(base, adapters or {}, adapter_field, device)
         self.streams, self.max_stream_bytes = Streams(max_stream_bytes), max_stream_bytes
         self.cached_streams = can_cache(decoder(self.model))  # else a stream's ids are kept, and scored again as a whole
         self.cached_streams = self.cached_streams and agrees(self._states, self._dtype)
@@ -105,6 +109,10 @@ class HFModel:
     def model(self) -> Any:
         """The frozen module. Adapters, if there are any, are in place and off."""
         return self._adapters.model
+
+    def frozen(self) -> AbstractContextManager[None]:
+        """Within, `model` is the frozen one, whatever it is to others."""
+        return self._adapters.on(None)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -225,13 +233,13 @@ class HFModel:
         for target, row in zip(ids, rows):
             target[: len(row.fed)] = row.fed
         body = decoder(self.model)
-        assert not body.training
         inputs: dict[str, Any] = {"use_cache": False}
         if any(row.stream is not None for row in rows) and self.cached_streams:
             cache = PassCache(rows)
             inputs = {"use_cache": True, cache_argument(body): cache, **cache.inputs(self._dtype, self.device)}
         adapter, active_experts = (None, None) if view is None else view.variant
         with self._adapters.on(adapter), self.experts.on(active_experts):
+            assert not body.training
             states = body(input_ids=torch.from_numpy(ids).to(self.device), **inputs).last_hidden_state
         self.num_batches += 1
         ends = [(len(row.fed) - 1, row.num_scored) for row in rows]

@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from opd.clock import Clock
 from opd.models import model_limits, read_text_config
 from opd.teachers.client.served import ServedTeacher
-from opd.teachers.config import FrozenConfig
+from opd.teachers.config import START, FrozenConfig, field_of
 from opd.teachers.experts import check_configured
 from opd.teachers.hf import HFModel, HFTeacher, View
 from opd.teachers.pool import Teacher
@@ -42,7 +43,7 @@ def facts_of(name: str, config: FrozenConfig, served: Mapping[str, ServedTeacher
         digest, field = served[name].digest or "", f"teachers.{name}.url"
         return TeacherFacts(field, served[name].tokenizer(), ends, info["max_context"], info["rows"], digest)
     assert config.model is not None
-    field = f"teachers.{name}.model"
+    field = field_of(name)
     tokenizer = load_tokenizer(config.model, field, config.revision)
     ends = eos_ids(config.model, field, tokenizer, config.revision)
     if config.active_experts is not None:
@@ -60,27 +61,30 @@ def open_teachers(
     chunk_bytes: int,
     busy: Callable[[], bool],
     clock: Clock,
+    adapted: nn.Module | None = None,
 ) -> dict[str, Teacher]:
-    """All frozen models by name, each asked about the first `vocabs` of its ids. Raises `UserError` for one that cannot be
-    loaded."""
+    """All frozen models by name, each asked about the first `vocabs` of its ids. `adapted` is a student with adapters,
+    beneath which its frozen start is. Raises `UserError` for a model that cannot be loaded."""
     opened: dict[str, Teacher] = dict(served)
     for name, other in served.items():
         other.ask_about(vocabs[name])
     local = {name: config for name, config in teachers.items() if name not in served}
     bases: dict[str, dict[str, FrozenConfig]] = {}
     for name, config in local.items():
-        bases.setdefault(base_key(config), {})[name] = config
+        alone = name == START and adapted is not None
+        bases.setdefault(START if alone else base_key(config), {})[name] = config
     for group in bases.values():
         first, config = next(iter(group.items()))
         assert config.model is not None
         model = HFModel(
-            f"teachers.{first}.model",
+            field_of(first),
             config.model,
             revision=config.revision,
             dtype=config.dtype,
             attention=config.attention,
             quantization=config.quantization,
             adapters={name: one.adapter for name, one in group.items() if one.adapter is not None},
+            adapted=adapted if first == START else None,
             device=device,
             chunk_bytes=chunk_bytes,
             max_batch_tokens=min(one.max_batch_tokens for one in group.values()),

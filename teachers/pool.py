@@ -1,5 +1,6 @@
 """The frozen models of a run by name, behind the protocol that term makers use."""
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,9 @@ from opd.episodes import Reply
 from opd.errors import UserError
 from opd.models import OutputHead
 from opd.records import Array, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Turn
+from opd.student_side import StudentSide
+from opd.students.noise import slot_seed
+from opd.teachers.config import START
 from opd.teachers.growing import AlignedScoring, OwnScoring, Scoring
 
 
@@ -52,7 +56,8 @@ class TeacherPool:
 
     `routed` are the teachers that prompts are sent to; others are asked by name only, such as weak references. `aligners`
     has those that read with another tokenizer than the student; a step must align `min_byte_coverage` of its text. `read`
-    gives what the student said in a turn from its sampled ids, to show it to these; single answers need none.
+    gives what the student said in a turn from its sampled ids, to show it to these; single answers need none. `student` is
+    for makers that ask about other prompts than the rollout's own.
     """
 
     def __init__(
@@ -63,8 +68,9 @@ class TeacherPool:
         min_byte_coverage: float = 0.0,
         clock: Clock | None = None,
         read: Callable[[Array], Reply] | None = None,
+        student: StudentSide | None = None,
     ) -> None:
-        self.clock, self._read = clock or Clock(), read
+        self.clock, self._read, self.student = clock or Clock(), read, student
         self.teachers, self.aligners, self.min_byte_coverage = teachers, aligners or {}, min_byte_coverage
         self.routed = tuple(teachers if routed is None else routed)
 
@@ -114,7 +120,7 @@ class TeacherPool:
 
         Each is fetched once. Not to be called while a loop runs.
         """
-        own = [self.teachers[name] for name in self.routed if name not in self.aligners]
+        own = [self.teachers[name] for name in (*self.routed, START) if name in self.teachers and name not in self.aligners]
         holders = {teacher.head_id: teacher for teacher in own}
         heads = {head_id: holder.head for head_id, holder in holders.items()}
         return {head_id: replace(head, weight=head.weight.to(device)) for head_id, head in heads.items()}
@@ -140,10 +146,14 @@ class TeacherPool:
 
 
 class Tally:
-    """`opd.plugins.Models` for the rollouts of one step, with a count of what was floored and aligned for them."""
+    """`opd.plugins.Models` for the rollouts of one step, with a count of what was floored, aligned and written for them."""
 
-    def __init__(self, pool: TeacherPool) -> None:
-        self.pool, self.num_floored = pool, 0
+    def __init__(self, pool: TeacherPool, seed: int = 0) -> None:
+        """`seed`: of what is written in this step."""
+        self.pool, self.seed = pool, seed
+        self.counts: Counter[str] = Counter()  # floored log-probs, tokens written, groups dropped with their tokens
+        self.noted: defaultdict[str, list[float]] = defaultdict(list)  # by the name of the metric
+        self.groups: dict[int, Sequence[Rollout]] = {}  # by slot, where rollouts of one prompt are compared
         self.coverage = Coverage()  # of all texts that were aligned, each once for each of the teachers' tokenizers
         self.first_failed: str | None = None  # the first of these texts of which less is aligned than must be
         self._spans: dict[tuple[int, int], tuple[Turn, SpanMap]] = {}  # the turn is kept, so that its id stays its own
@@ -153,7 +163,7 @@ class Tally:
 
     async def score(self, model: str, request: ScoreRequest) -> Scores:
         scores = await self.pool.score(model, request)
-        self.num_floored += scores.num_floored
+        self.counts["floored_logps"] += scores.num_floored
         return scores
 
     def align(self, model: str, rollout: Rollout, turn: Turn) -> SpanMap | None:
@@ -172,3 +182,36 @@ class Tally:
 
     def same_bytes(self, model: str) -> Array | None:
         return self.pool.same_bytes(model)
+
+    def context(self, prompt: Prompt, num_tokens: int) -> Array | None:
+        """See `opd.plugins.Models.context`."""
+        return self._student.context(prompt, num_tokens)
+
+    def spell(self, token_ids: Array) -> list[bytes]:
+        """See `opd.plugins.Models.spell`."""
+        return self._student.spell(token_ids)
+
+    def group(self, rollout: Rollout) -> Sequence[Rollout]:
+        """See `opd.plugins.Models.group`."""
+        return self.groups.get(rollout.slot, (rollout,))
+
+    async def write(self, model: str, prompt: Prompt, number: int, max_new_tokens: int, temperature: float) -> str | None:
+        """See `opd.plugins.Models.write`."""
+        seed = slot_seed(self.seed, number)
+        written = await self._student.write(model, prompt, seed, max_new_tokens, temperature)
+        self.counts["written_tokens"] += 0 if written is None else written[1]
+        return None if written is None else written[0]
+
+    def note(self, name: str, value: float) -> None:
+        """See `opd.plugins.Models.note`."""
+        self.noted[name].append(float(value))
+
+    def drop(self, group: Sequence[Rollout]) -> None:
+        """Notes that these rollouts of one prompt teach nothing, and others take their place."""
+        self.counts["dropped_groups"] += 1
+        self.counts["dropped_tokens"] += sum(rollout.num_tokens for rollout in group)
+
+    @property
+    def _student(self) -> StudentSide:
+        assert self.pool.student is not None
+        return self.pool.student

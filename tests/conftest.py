@@ -5,6 +5,7 @@ import atexit
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -112,6 +113,23 @@ def model_folder(micro_model, micro_tokenizer, tmp_path_factory):
         return folder
 
     return save
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """`installed(name, code, group=ENTRY)`: a package of a third party, of one module, with entry points of opd."""
+
+    def install(name: str, code: str, **groups: str) -> None:
+        folder = tmp_path / "site"
+        (folder / f"{name}-0.1.dist-info").mkdir(parents=True)
+        (folder / f"{name}.py").write_text(code)
+        (folder / f"{name}-0.1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+        points = "".join(f"[opd.{group}]\n{entry}\n" for group, entry in groups.items())
+        (folder / f"{name}-0.1.dist-info" / "entry_points.txt").write_text(points)
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    return install
 
 
 @pytest.fixture(scope="session")

@@ -98,6 +98,7 @@ def test_unknown_keys_name_the_nearest(recipe, override, key, hint):
         ("terms=[]", "terms: expected a mapping of names to values, found []"),
         ("prompts=[1]", "prompts: expected a mapping of names to values, found [1]"),
         ("student=[1]", "student: expected a mapping of names to values, found [1]"),
+        ("optimizer.betas=3", "optimizer.betas: expected a list"),
         ("optimizer.betas=[0.9,a]", "optimizer.betas: a value could not be converted to Float"),
         ("optimizer.lr=.nan", "optimizer.lr is nan"),
         ("seed=-1", "seed is -1"),
@@ -108,7 +109,7 @@ def test_unknown_keys_name_the_nearest(recipe, override, key, hint):
         ("sampling.temperature=0", "objective.temperature is 0.0: the loss needs one above 0"),
         ("objective.updates_per_batch=65", "larger than the number of rollouts in a batch"),
         ("eval.samples=2", "set eval.temperature"),
-        ("terms.reverse_kl=null", "terms: name at least one of compass, reverse_kl"),
+        ("terms.reverse_kl=null", "terms: name at least one of compass, "),
         ("terms.reverse_kl.beta=2", "terms.reverse_kl.beta is 2.0"),
         ("steps", "override 'steps': write it as key.sub=value"),
         ("=3", "override '=3': write it as key.sub=value"),
@@ -129,10 +130,10 @@ def test_missing_values_are_named(recipe, key):
         load_config(recipe("\n".join(lines), "incomplete"))
 
 
-@pytest.mark.parametrize("section", ["teachers", "terms"])
-def test_a_recipe_needs_teachers_and_terms(recipe, section):
+@pytest.mark.parametrize(("section", "reason"), [("teachers", "terms.reverse_kl asks one"), ("terms", "name at least one")])
+def test_a_recipe_needs_terms_and_the_teachers_they_ask(recipe, section, reason):
     lines = [line for line in BASE.splitlines() if not line.startswith(section)]
-    with pytest.raises(UserError, match=f"^{section}: name at least one"):
+    with pytest.raises(UserError, match=f"^{section}: {reason}"):
         load_config(recipe("\n".join(lines), "incomplete"))
 
 
@@ -262,3 +263,32 @@ def test_a_section_set_to_null_is_removed(recipe):
     assert config.eval == RunConfig().eval
     with pytest.raises(UserError, match="unknown key 'rolout'"):
         load_config(recipe(text), ["rolout=null"])
+
+
+def test_a_section_set_to_null_is_cleared_for_what_follows(recipe):
+    base = recipe("rollout: {stride: {}}\n")
+    assert list(load_config(base, ["rollout=null", "rollout.early_stop.stop_below=-1"]).rollout) == ["early_stop"]
+    assert load_config(base, ["rollout.early_stop.stop_below=-1", "rollout=null"]).rollout == {}
+    cleared = load_config(base, ["prompts.columns=null", "prompts.columns.answer=gold", "steps=3"])
+    assert (cleared.prompts["config"].columns.prompt, cleared.prompts["config"].columns.answer) == ("prompt", "gold")
+    with pytest.raises(UserError, match="leave early_stop out"):
+        load_config(base, ["rollout.early_stop.stop_below=-1"])
+
+
+def test_another_environment_leaves_the_options_of_the_old_one(recipe):
+    text = "defaults: recipe\nprompts: {type: environment, name: calculator, context: rerender, options: {length: 4}}\n"
+    recipe()
+    base = recipe(text, "episodes")
+    other = load_config(base, ["prompts.options.told=0.5", "prompts.name=returns_desk"]).prompts["config"]
+    assert (other.name, other.options, other.context) == ("returns_desk", {"told": 0.5}, "rerender")
+    same = load_config(base, ["prompts.name=calculator", "prompts.options.tasks=3"]).prompts["config"]
+    assert same.options == {"length": 4, "tasks": 3}
+    heldout = [f"eval.environment.{key}" for key in ("name=calculator", "options.tasks=3")]
+    kept = recipe("defaults: episodes\neval: {environment: {name: returns_desk, options: {told: 1.0}}}\n", "held")
+    assert load_config(kept, heldout).eval.environment.options == {"tasks": 3}  # type: ignore[union-attr]
+
+
+def test_another_type_of_prompts_leaves_the_old_section(recipe):
+    other = load_config(recipe(), ["prompts.type=environment", "prompts.name=calculator"]).prompts
+    assert (other["type"], other["config"].name) == ("environment", "calculator")
+    assert load_config(recipe(), ["prompts.type=dataset"]).prompts["config"].path == "some/data"

@@ -60,6 +60,21 @@ def test_a_full_card():
         assert text in card
 
 
+def test_without_a_teacher_none_is_claimed():
+    raw = {"teachers": {}, "terms": {"group_reward": {"normalize": "none"}}, "reward": {"outcome": "answer"}}
+    card = model_card(config(**raw, batch={"rollouts_per_prompt": 8}), 400, [RESULT])
+    assert metadata(card)["tags"] == ["opd"]
+    for text in (
+        "# Qwen2.5-0.5B, trained on its own rollouts\n",
+        "after step 400 of 400 of training on its own rollouts, without a teacher,\non the prompts of [openai/gsm8k]",
+        "The student samples completions and learns from these, without another model. The loss is a sum of:\n",
+        "* `group_reward`: Rollouts of one prompt, compared by their scores, [arXiv 2402.03300]",
+        "(normalize `none`)",
+    ):
+        assert text in card
+    assert "istill" not in card.partition("# ")[2]
+
+
 def test_the_hubs_own_reader_understands_it():
     data: Any = ModelCard(model_card(config(), 400, [RESULT])).data
     [evaluation] = data.eval_results

@@ -1,6 +1,8 @@
 """The command `opd`. Help, listing and validation import neither torch nor transformers."""
 
+import os
 import sys
+import traceback
 
 import typer
 
@@ -24,9 +26,14 @@ def build() -> typer.Typer:
 
 
 def main() -> None:
-    """Runs the command line. A user's mistake is one line on stderr and exit code 2."""
+    """Runs the command line. A user's mistake is one line on stderr and exit code 2.
+
+    With OPD_TRACEBACK=1 what led to it comes before: where a plug-in of one's own failed, say.
+    """
     try:
         build()()
     except UserError as error:
+        if os.environ.get("OPD_TRACEBACK"):
+            traceback.print_exception(error)
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

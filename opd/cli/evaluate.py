@@ -14,7 +14,7 @@ def option(help: str, *names: str, **limits: Any) -> Any:
 
 Path_ = Path | None
 Text = str | None
-SUITE = "A suite (opd ls suites), FILE.jsonl, reasoning_gym:TASK or environment:NAME; may be repeated."
+SUITE = "A suite (opd ls suites), FILE.jsonl, reasoning_gym:TASK[@SEED] or environment:NAME[@SEED]; may be repeated."
 Suites = Annotated[list[str] | None, option(SUITE)]
 SuiteDir = Annotated[Path_, option("Folder with SUITE.jsonl files, read instead of the hub.")]
 Out = Annotated[Path_, option("Folder for the results. Default, for a run: RUN/eval/step-N.")]

@@ -1,5 +1,8 @@
 """`opd ls | cp | validate | config | doctor`: finding recipes, copying them, and checking them before they cost anything."""
 
+import inspect
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-What = Annotated[Literal["recipes", "sweeps", "sft", "suites", "protocols"], typer.Argument(help="What to list.")]
+Listed = Literal["recipes", "sweeps", "sft", "suites", "protocols", "environments", "controllers", "terms", "masks"]
+What = Annotated[Listed, typer.Argument(help="What to list.")]
 Recipe = Annotated[str, typer.Argument(help="A shipped recipe (see opd ls) or the path of a YAML file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key.sub=value]...", help="Values set anew.")]
 
@@ -22,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_recipes(what: What = "recipes") -> None:
-    """List the shipped recipes (of opd train, sweep or sft), evaluation suites or protocols."""
+    """List the shipped recipes (of opd train, sweep or sft), evaluation suites, protocols or plug-ins."""
     rows = list(_rows(what))
     width = max(len(name) for name, _ in rows)
     for name, about in rows:
@@ -39,9 +43,21 @@ def _rows(what: str) -> Iterator[tuple[str, str]]:
         from opd.eval.protocols import PROTOCOLS
 
         return ((name, f"{preset.paper}: {', '.join(preset.suites)}") for name, preset in PROTOCOLS.items())
+    from opd.registry import CONTROLLERS, ENVIRONMENTS, MASKS, TERM_MAKERS
+
+    registries = {"environments": ENVIRONMENTS, "controllers": CONTROLLERS, "terms": TERM_MAKERS, "masks": MASKS}
+    if what in registries:
+        return ((name, _about(kind, name in registries[what].builtin)) for name, kind in registries[what].each())
     from opd.recipes import shipped_recipes, shipped_sft, shipped_sweeps
 
     return {"recipes": shipped_recipes, "sweeps": shipped_sweeps, "sft": shipped_sft}[what]()
+
+
+def _about(kind: type, builtin: bool) -> str:
+    """The first sentence of a plug-in's docstring, which for those of the house is the module's."""
+    text = inspect.cleandoc((sys.modules[kind.__module__].__doc__ if builtin else kind.__doc__) or "")
+    sentence = re.split(r"(?<=[.!?])\s|\n\n", re.sub(r"^[A-Z][\w ]* `\w+`: ", "", text))[0]
+    return " ".join(sentence.split()).removesuffix(".")
 
 
 def copy(recipe: Recipe, destination: Annotated[Path, typer.Argument(help="A file or a folder.")] = Path()) -> None:
@@ -54,9 +70,12 @@ def copy(recipe: Recipe, destination: Annotated[Path, typer.Argument(help="A fil
 def validate(recipe: Recipe, overrides: Overrides = None) -> None:
     """Check a recipe: keys, types, combinations, and that the files it names exist."""
     from opd.config import load_config
-    from opd.validation import check_files
+    from opd.validation import check_files, controller_notes
 
-    check_files(load_config(recipe, overrides or []))
+    loaded = load_config(recipe, overrides or [])
+    check_files(loaded)
+    for note in controller_notes(loaded):
+        print(note if note.startswith("WARNING") else f"note: {note}", file=sys.stderr)
     print(f"{recipe}: ok")
 
 

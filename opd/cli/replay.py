@@ -30,8 +30,8 @@ def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that recorded its rollouts.")],
     stop_below: Annotated[str, typer.Option(metavar="X,Y,Z", help="Thresholds in nats, such as -0.5,-1,-2.")],
     keep_above: Annotated[
-        float, typer.Option(metavar="A", help="Mean log-prob of a unit above which a restart may reuse it; -inf: any.")
-    ] = -0.8,
+        str, typer.Option(metavar="A", help="Mean log-prob of a unit above which a restart may reuse it; null: any.")
+    ] = "-0.8",
     stop_stat: Annotated[
         Literal["cumulative", "mean", "min", "excess"], typer.Option(help="What is held against the thresholds.")
     ] = "cumulative",
@@ -50,15 +50,14 @@ def replay(
     from opd.replay import replay as run_again
 
     thresholds = _thresholds(stop_below)
-    if math.isnan(keep_above):
-        raise UserError("--keep-above: nan is no threshold; give nats such as -0.8, or -inf for any unit")
+    floor = -math.inf if keep_above in ("null", "none") else _nats(keep_above, "--keep-above", "-0.8, or null for any unit")
     if out is not None and out.is_dir():
         raise UserError(f"--out {out} is a folder; name a file")
     recording = read(run, unit, chunk_tokens)
-    rows = run_again(recording, thresholds, keep_above, stop_stat)
+    rows = run_again(recording, thresholds, floor, stop_stat)
     remarks = _remarks(recording, thresholds, stop_stat)
     console = wide_console()
-    print_tables(console, _tables(run, recording, rows, keep_above, stop_stat))
+    print_tables(console, _tables(run, recording, rows, floor, stop_stat))
     for heading, lines in (("Notes", remarks), ("What a replay cannot know", UNKNOWN)):
         if lines:
             console.print(Text(f"\n{heading}", style="bold"))
@@ -66,21 +65,23 @@ def replay(
                 console.print(Text(f"- {line}"))
     if out is not None:
         settings = {"run": str(run), "unit": _unit(recording), "chunk_tokens": recording.chunk_tokens}
-        settings |= {"stop_stat": stop_stat, "keep_above": keep_above, "mu": recording.mu, "steps": recording.num_steps}
+        settings |= {"stop_stat": stop_stat, "keep_above": floor, "mu": recording.mu, "steps": recording.num_steps}
         settings |= {"left_out": recording.num_left_out, "stopped_in_training": recording.num_cut}
         _write(out, {**settings, "rows": [asdict(row) for row in rows], "notes": remarks, "unknown": UNKNOWN})
 
 
 def _thresholds(text: str) -> list[float]:
-    found = []
-    for part in text.split(","):
-        try:
-            found.append(float(part))
-        except ValueError:
-            raise UserError(f"--stop-below: {part.strip()!r} is no number; give nats such as -0.5,-1,-2") from None
-        if math.isnan(found[-1]) or found[-1] == math.inf:
-            raise UserError(f"--stop-below: {part.strip()} is no threshold; give nats such as -0.5,-1,-2")
-    return found
+    return [_nats(part, "--stop-below", "-0.5,-1,-2") for part in text.split(",")]
+
+
+def _nats(text: str, option: str, example: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise UserError(f"{option}: {text.strip()!r} is no number; give nats such as {example}") from None
+    if math.isnan(value) or value == math.inf:
+        raise UserError(f"{option}: {text.strip()} is no threshold; give nats such as {example}")
+    return value
 
 
 def _unit(recording: "Recording") -> str:

@@ -3,14 +3,14 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from omegaconf import MISSING
 
 from opd.envs.environment import Environment, Task
-from opd.envs.opening import open_environment
+from opd.envs.opening import blamed, name_field, open_environment, plain_messages
 from opd.episodes import EnvironmentTask
 from opd.errors import UserError
 from opd.records import Prompt
@@ -43,16 +43,23 @@ class EnvironmentConfig:
 def load_tasks(config: EnvironmentConfig, key: str) -> list[Prompt]:
     """A prompt for each task; its id is the task's. `key` is the recipe's section, for messages.
 
-    Raises `UserError` for an unknown environment or option, and for tasks that are missing, share an id, have no seed or are
-    no plain JSON.
+    Raises `UserError` for an unknown environment or option, for one that fails, and for tasks that are missing, share an id,
+    have no seed or are no plain JSON.
     """
-    environment = check_environment(config, key)
-    tasks = list(environment.tasks())[: config.limit]
+    environment, whose = check_environment(config, key), f"{name_field(key)}: environment {config.name!r}"
+    with blamed(f"{whose} in tasks()", key):
+        found = environment.tasks()
+        tasks = list(found if isinstance(found, Iterable) else [found])[: config.limit]
+    for task in tasks:
+        if not isinstance(task, Task) or not isinstance(task.id, str):
+            raise UserError(f"{whose}: tasks() must return `Task`s, each with a text as id; found {task!r:.80}")
     if not tasks:
-        raise UserError(f"{key}.options: with these, environment {config.name!r} has no tasks")
+        options = key if key.startswith("--") else f"{key}.options"
+        raise UserError(f"{options}: with these, environment {config.name!r} has no tasks")
     twice = [name for name, count in Counter(task.id for task in tasks).items() if count > 1]
     if twice:
-        raise UserError(f"{key}.name: two tasks of {config.name!r} are called {twice[0]!r}; each needs an id of its own")
+        field = name_field(key)
+        raise UserError(f"{field}: two tasks of {config.name!r} are called {twice[0]!r}; each needs an id of its own")
     return [_prompt(environment, task, config, key) for task in tasks]
 
 
@@ -66,15 +73,20 @@ def check_environment(config: EnvironmentConfig, key: str) -> Environment:
 
 
 def _prompt(environment: Environment, task: Task, config: EnvironmentConfig, key: str) -> Prompt:
-    if task.seed is None:
+    field, whose = name_field(key), f"{name_field(key)}: environment {config.name!r} in task {task.id}"
+    if type(task.seed) is not int:
         raise UserError(
-            f"{key}.name: task {task.id} has no seed; {config.name!r} must give each task one, so that an episode can be "
-            "begun again as it was"
+            f"{field}: task {task.id} has no seed; {config.name!r} must give each task one, a whole number, so that an "
+            "episode can be begun again as it was"
         )
-    if not _is_json(task.data):
-        raise UserError(f"{key}.name: task {task.id} of {config.name!r} holds data that are no plain JSON values")
-    opening = tuple(environment.reset(task.data, task.seed))
+    if not isinstance(task.data, Mapping) or not _is_json(task.data):
+        raise UserError(f"{field}: task {task.id} of {config.name!r} holds data that are no plain JSON values")
+    with blamed(f"{whose} in reset()", key):
+        said = environment.reset(task.data, task.seed)
+    opening = tuple(plain_messages(said, whose))
     system: tuple[Mapping[str, Any], ...] = ({"role": "system", "content": config.system},) if config.system else ()
+    if not opening and not system:
+        raise UserError(f"{whose}: reset() returned no message, so that the student would see nothing")
     return Prompt(
         id=task.id,
         messages=(*system, *opening),

@@ -22,6 +22,7 @@ from opd.records import Array, Prompt
 
 Exchange = tuple[Reply, Sequence[Message]]  # a reply, and the messages by which the environment answered it
 
+REFUSALS = (TemplateError, TypeError, ValueError)  # of a chat template
 MAX_REMEMBERED = 4096  # texts behind replies
 STAND_IN = "THEREPLYSTANDSHERE"  # one word, which no template changes
 
@@ -82,8 +83,8 @@ class Dialogue:
         stand_in = {"role": "assistant", "content": STAND_IN}
         try:
             text = self._render(prompt, [*prompt.messages, stand_in, *shown])
-        except (TemplateError, TypeError, ValueError) as error:
-            raise self._refusal(prompt, shown, error) from None
+        except REFUSALS as error:
+            raise self._refusal(prompt, observations, error) from None
         before, _, tail = text.rpartition(STAND_IN)
         self._check(prompt, shown, before, tail)
         return self._behind(tail, eos, hidden)
@@ -97,11 +98,13 @@ class Dialogue:
         said[first:] = [self._hide(message, pattern, hidden) for message, pattern in zip(said[first:], patterns)]
         try:
             text = self._render(prompt, said)
-        except (TemplateError, TypeError, ValueError) as error:
+        except REFUSALS as error:
             roles = ", ".join(dict.fromkeys(message["role"] for message in said))
+            said = messages(prompt, exchanges)
+            place = next((end for end in range(len(said)) if self._refuses(prompt, said[: end + 1])), -1)
             raise UserError(
                 f"prompts.context: the conversation of {prompt.id} ({roles}) does not fit the chat template of {self.field} "
-                f"({_line(error)}); take a model whose template knows these"
+                f"({_line(error)}); take a model whose template knows these ({_said(prompt, said[place])})"
             ) from None
         return np.asarray(self._tokenise(text, hidden), np.int32)
 
@@ -174,22 +177,36 @@ class Dialogue:
             words = re.findall(r"\w+", message["content"])
             if words and words[0] not in tail:
                 raise UserError(
-                    f"{template} leaves out {message['role']!r} messages; take a student whose template has that role"
+                    f"{template} leaves out {message['role']!r} messages; take a student whose template has that role "
+                    f"({_said(prompt, message)})"
                 )
         self._checked.add(kind)
 
-    def _refusal(self, prompt: Prompt, shown: Sequence[Message], error: Exception) -> UserError:
-        """Why the template refuses the observations behind a reply without calls: for want of a call, or altogether."""
+    def _refusal(self, prompt: Prompt, observations: Sequence[Message], error: Exception) -> UserError:
+        """Why the template refuses the observations behind a reply without calls: for want of a call, for the role of one of
+        them, or for its content."""
         template = f"prompts.context: the chat template of {self.field}"
         calls = [{"type": "function", "id": _call_id(0), "function": {"name": "tool", "arguments": {}}}]
+        replies = [{"role": "assistant", "content": STAND_IN}, {"role": "assistant", "content": "", "tool_calls": calls}]
+
+        def refuses(*shown: Message) -> bool:
+            return all(self._refuses(prompt, [*prompt.messages, reply, *shown]) for reply in replies)
+
+        shown = _answers(observations)
+        guilty = next((one for end, one in enumerate(shown, 1) if refuses(*shown[:end])), None)
+        if guilty is None:
+            return UserError(f"{template} cannot be appended to: {_line(error)}; set prompts.context=rerender")
+        what, fix = f"{guilty['role']!r} messages", "take a student whose template has that role"
+        if not refuses({**guilty, "content": ""}):
+            what, fix = "what is said there", "take a student that knows it, or let the environment say it in other words"
+        return UserError(f"{template} refuses {what}: {_line(error)}; {fix} ({_said(prompt, guilty)})")
+
+    def _refuses(self, prompt: Prompt, said: Sequence[Message]) -> bool:
         try:
-            self._render(prompt, [*prompt.messages, {"role": "assistant", "content": "", "tool_calls": calls}, *shown])
-        except (TemplateError, TypeError, ValueError):
-            roles = ", ".join(dict.fromkeys(repr(message["role"]) for message in shown))
-            return UserError(
-                f"{template} refuses {roles} messages: {_line(error)}; take a student whose template has that role"
-            )
-        return UserError(f"{template} cannot be appended to: {_line(error)}; set prompts.context=rerender")
+            self._render(prompt, said)
+        except REFUSALS:
+            return True
+        return False
 
 
 def _answers(observations: Sequence[Message]) -> list[dict[str, Any]]:
@@ -214,6 +231,12 @@ def _hiding(number: int) -> str:
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """Of several that match the longest does; of none, nothing."""
     return re.compile("|".join(re.escape(text) for text in sorted(set(texts), key=len, reverse=True)) or "(?!)")
+
+
+def _said(prompt: Prompt, message: Message) -> str:
+    """Who says a message, for an error."""
+    where = f"task {prompt.id}" if prompt.task is None else f"environment {prompt.task.environment!r} in task {prompt.id}"
+    return f"{where} says, as {message['role']}: {message['content']!r:.100}"
 
 
 def _line(error: Exception) -> str:

@@ -37,7 +37,8 @@ class Observation:
 class Environment(Protocol):
     """One episode at a time. Everything that happens must follow from the task, its seed and the replies.
 
-    A user's mistake in `config` raises `UserError` in `__init__`, naming the field below `prompts.options`.
+    A user's mistake in `config` raises `UserError` in `__init__`, naming the field below `prompts.options`; where the
+    environment was named in another section, the user sees that one. docs/stride.md has a whole example.
     """
 
     Config: ClassVar[type]

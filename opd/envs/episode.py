@@ -1,21 +1,18 @@
 """One rollout's way through its task: the turns so far, the environment's state, and the context of the next turn."""
 
 import asyncio
-import json
-from collections.abc import Callable
+import math
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from opd.contexts import Contexts
 from opd.envs.environment import Environment, Message, Observation
-from opd.envs.opening import open_environment
+from opd.envs.opening import blamed, open_environment, plain_messages
 from opd.episodes import Reply
 from opd.errors import UserError
 from opd.records import Array, Finish, Prompt, Restart, Rollout, Start, Turn
-
-Value = TypeVar("Value")
 
 
 class Episode:
@@ -42,7 +39,9 @@ class Episode:
         if self.environment is None or self.prompt.task is None:
             return
         environment, task = self.environment, self.prompt.task
-        opening = self._named(lambda: [dict(message) for message in environment.reset(task.data, task.seed)])
+        with blamed(self._name):
+            said = environment.reset(task.data, task.seed)
+        opening = plain_messages(said, self._name)
         if opening and opening != [dict(message) for message in self.prompt.messages[-len(opening) :]]:
             raise UserError(
                 f"prompts.name: environment {task.environment!r} opens task {self.prompt.id} in other words than before; "
@@ -84,8 +83,8 @@ class Episode:
     def take(self, turn: Turn) -> Finish | None:
         """The next turn: the environment answers it. Why the episode is over with it, or None where it goes on.
 
-        A turn that was cut off is not answered, but a single answer is judged as far as it came. Raises what the environment
-        does, with its name, and `UserError` for answers that are no plain JSON.
+        A turn that was cut off is not answered, but a single answer is judged as far as it came. Raises `UserError` with the
+        environment's name where it fails, or answers with what is no observation.
         """
         whole = turn.finish == "eos" or (self.single and turn.finish == "length")
         if self.environment is None or not whole:
@@ -93,7 +92,10 @@ class Episode:
             return turn.finish
         reply = self.contexts.read(turn.sampled_ids)
         seen = self._observed(self.environment, reply)
-        state_hash = self._named(self.environment.state_hash)
+        with blamed(self._name):
+            state_hash = self.environment.state_hash()
+        if not isinstance(state_hash, str):
+            raise UserError(f"{self._name}: its state_hash is {state_hash!r:.80}; it must be text")
         known = {"observations": seen.messages, "mistake": seen.mistake, "state_hash": state_hash}
         self.turns.append(replace(turn, **known))
         finish = self._finish(turn, reply, seen)
@@ -114,32 +116,18 @@ class Episode:
 
     def _observed(self, environment: Environment, reply: Reply) -> Observation:
         """What the environment answers, as it comes back from a checkpoint."""
-
-        def observed() -> Observation:
+        with blamed(self._name):
             seen = environment.step(reply)
-            messages = self._plain([dict(message) for message in seen.messages])
-            mistake = None if seen.mistake is None else bool(seen.mistake)
-            return Observation(tuple(messages), bool(seen.done), mistake)
-
-        return self._named(observed)
-
-    def _plain(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        try:
-            plain = json.loads(json.dumps(messages, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{self._name}: its messages are no plain JSON: {error}") from None
-        if not all(isinstance(message.get("role"), str) and isinstance(message.get("content"), str) for message in plain):
-            raise UserError(f"{self._name}: a message needs a role and a content, both text")
-        return plain
-
-    def _named(self, call: Callable[[], Value]) -> Value:
-        """What `call` returns; its exceptions are raised with the environment's and the task's name."""
-        try:
-            return call()
-        except UserError:
-            raise
-        except Exception as error:
-            raise RuntimeError(f"{self._name} failed: {type(error).__name__}: {error}") from error
+        if not isinstance(seen, Observation):
+            raise UserError(f"{self._name}: step() must return an `Observation`, not {seen!r:.80}")
+        if not isinstance(seen.mistake, bool | np.bool_ | None):
+            raise UserError(f"{self._name}: its mistake is {seen.mistake!r:.80}; it must be True, False or None")
+        messages = plain_messages(seen.messages, self._name)
+        if any(message["role"] == "assistant" for message in messages):
+            raise UserError(f"{self._name}: it answers as 'assistant', which is the student; take user, tool or system")
+        if not (messages or seen.done or self.single):
+            raise UserError(f"{self._name}: it answers nothing and is not done; return messages, or done=True")
+        return Observation(tuple(messages), bool(seen.done), None if seen.mistake is None else bool(seen.mistake))
 
     @property
     def _name(self) -> str:
@@ -154,10 +142,14 @@ class Episode:
         """What the verifier says; nothing of a single answer that was stopped before it could see it."""
         if self.environment is None or (self.single and self.turns[-1].finish == "stopped"):
             return None
-        said = self._named(self.environment.outcome)
+        with blamed(self._name):
+            said: Any = self.environment.outcome()
         if said is None:
             return None
-        outcome = self._named(lambda: float(said))
+        try:
+            outcome = float(said)
+        except (TypeError, ValueError):
+            outcome = math.nan
         if not 0 <= outcome <= 1:
-            raise UserError(f"{self._name}: its outcome is {outcome}; it must be from 0 to 1")
+            raise UserError(f"{self._name}: its outcome is {said!r:.80}; it must be a number from 0 to 1")
         return outcome

@@ -27,7 +27,7 @@ class EvalConfig:
     max_new_tokens: int | None = None
     """Longest completion; null takes that of `sampling`."""
     kl_prompts: int = 32
-    """Problems for the reverse KL, sampled as in training; 0 leaves it out."""
+    """Problems for the reverse KL, sampled as in training; 0 leaves it out, as does a recipe without teachers."""
     reward: str | None = None
     """`FILE.py:FUNCTION`, a verifier of your own: (response, answer, row) -> bool or number."""
     time_limit_s: float = 5.0

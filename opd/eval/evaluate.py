@@ -68,7 +68,7 @@ def matrix(
     for _, sampled in sorted(samples.items()):
         by_problem.setdefault(sampled.index, []).append(sampled)
     items = [
-        Item(sampled.response, _answer(problems[index]), sampled.finish == "length", _record(problems[index]))
+        Item.of(problems[index], sampled.response, sampled.finish == "length")
         for index, row in by_problem.items()
         for sampled in row
         if problems[index].task is None
@@ -138,12 +138,3 @@ def _of_outcome(sampled: Sampled) -> Grade:
         return Grade("no_answer", None)
     failed = "truncated" if sampled.finish == "length" else "wrong"
     return Grade("correct" if sampled.outcome >= SCORE_CORRECT else failed, None, sampled.outcome)
-
-
-def _answer(problem: Prompt) -> str | list[str] | None:
-    return list(problem.answer) if isinstance(problem.answer, tuple) else problem.answer
-
-
-def _record(problem: Prompt) -> dict[str, Any]:
-    messages = [dict(message) for message in problem.messages]
-    return {"id": problem.id, "messages": messages, "text": problem.text, **problem.meta}

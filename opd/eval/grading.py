@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from opd.errors import UserError
 from opd.eval.answers.algebra import algebraically_equal
@@ -19,6 +19,9 @@ from opd.eval.answers.equality import equivalent, same_value
 from opd.eval.answers.extract import extract_answer
 from opd.eval.pool import TaskError, WorkerPool
 from opd.eval.verifier import load_verifier, verifier_score
+
+if TYPE_CHECKING:  # a worker that compares answers needs no numpy
+    from opd.records import Prompt
 
 Verdict = Literal["correct", "wrong", "no_answer", "truncated", "timeout"]
 
@@ -51,6 +54,13 @@ class Item:
     answer: str | list[str] | None
     truncated: bool = False
     prompt: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, prompt: "Prompt", response: str, truncated: bool) -> "Item":
+        """A response to a prompt of a data set."""
+        answer = list(prompt.answer) if isinstance(prompt.answer, tuple) else prompt.answer
+        messages = [dict(message) for message in prompt.messages]
+        return cls(response, answer, truncated, {"id": prompt.id, "messages": messages, "text": prompt.text, **prompt.meta})
 
     @property
     def answers(self) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def check_name(task: str, field: str) -> None:
     except ImportError:
         raise UserError(f"{field}: reasoning_gym is not installed; run: pip install 'opd[gym]'") from None
     if task not in DATASETS:
-        raise UserError(f"{field}: reasoning-gym has no task {task!r}{nearest(task, DATASETS)}")
+        raise UserError(f"{field}: reasoning-gym has no task {task!r}{nearest(task, DATASETS, listed=False)}")
 
 
 def entries(task: str, size: int, seed: int, config: Mapping[str, Any], field: str) -> Sequence[dict[str, Any]]:
@@ -148,8 +148,14 @@ def _data_set(task: str, size: int, seed: int, config: str) -> Any:
 
 
 def _parse(name: str) -> tuple[str, int]:
-    task, at, seed = name.removeprefix(PREFIX).partition("@")
+    task, seed = split_seed(name.removeprefix(PREFIX))
     check_name(task, "--suite")
-    if at and not seed.isdigit():
-        raise UserError(f"--suite: {name!r}: the seed after @ must be a number")
-    return task, int(seed or 0)
+    return task, seed or 0
+
+
+def split_seed(name: str) -> tuple[str, int | None]:
+    """(`NAME`, `SEED`) of `NAME@SEED`; None without one. Raises `UserError` for what is no seed."""
+    plain, at, seed = name.partition("@")
+    if at and not (seed.isascii() and seed.isdigit()):
+        raise UserError(f"--suite: {name!r}: the seed after @ must be a whole number, at least 0")
+    return plain, int(seed) if at else None

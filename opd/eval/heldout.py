@@ -46,7 +46,7 @@ async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
         result["notes"] = [*parts.eval_notes, measured["power_note"]]
         if parts.selection:
             result["selection_accuracy"] = (await measure(problems=parts.selection))["accuracy"]
-        if options.kl_prompts:
+        if options.kl_prompts and config.teachers:
             result = {**await _distance(parts, parts.heldout[: options.kl_prompts]), **result}
     return result
 

@@ -9,7 +9,7 @@ from opd.data import Columns, DatasetConfig, load_prompts
 from opd.errors import UserError
 from opd.eval.options import EvalOptions
 from opd.eval.protocols import Protocol, find_protocol
-from opd.eval.suites import BOXED, Loaded, check_suite, load_suite
+from opd.eval.suites import BOXED, EPISODES, Loaded, check_suite, load_suite, result_name
 from opd.locate import check_location
 
 DEFAULTS = {"top_p": 1.0, "top_k": 0, "presence_penalty": 0.0, "max_new_tokens": 1024, "samples": 1}
@@ -65,9 +65,12 @@ def _names(given: Mapping[str, Any], preset: Protocol | None) -> list[str]:
         raise UserError("--suite is missing: name a suite (see opd ls suites), give --data FILE.jsonl, or a --protocol")
     for name in names:
         check_suite(name, given["suite_dir"])
-    stems = [Path(name).stem for name in names]
+    stems = [result_name(name) for name in names]
     if len(set(stems)) < len(stems):
         raise UserError(f"--suite: {', '.join(stems)}: two have one name, and their results would have one file")
+    for option in ("template", "plain"):
+        if given[option] and names and all(name.startswith(EPISODES) for name in names):
+            raise UserError(f"--{option} has no effect on episodes, which their environment opens; leave it out")
     return names
 
 

@@ -1,16 +1,19 @@
 """Evaluation suites by name: where each lies on the hub, or the file `NAME.jsonl` in a folder of your own.
 
 A suite may also be any JSON lines file, `reasoning_gym:TASK` (see `opd.eval.gym`), or episodes of an environment,
-`environment:NAME` or `environment:NAME@SEED`.
+`environment:NAME`, `environment:NAME@SEED` or `environment:NAME@SEED?OPTION=VALUE,...`.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
+from opd.config import parse_overrides
 from opd.data import Columns, DatasetConfig, load_prompts
 from opd.envs.config import EnvironmentConfig, check_environment, load_tasks
+from opd.envs.opening import environment_class
 from opd.errors import UserError
 from opd.eval import gym
 from opd.records import Prompt
@@ -66,7 +69,7 @@ def check_suite(name: str, folder: Path | None = None) -> None:
     if gym.is_task(name):
         gym.check_task(name)
     elif name.startswith(EPISODES):
-        check_environment(_episodes(name, 1), "--suite")
+        check_environment(_episodes(name, None), "--suite")
     elif path.suffix:
         if not path.is_file():
             raise UserError(f"--suite: no such file {name!r}")
@@ -75,8 +78,8 @@ def check_suite(name: str, folder: Path | None = None) -> None:
             known = sorted(file.stem for file in folder.glob("*.jsonl"))
             raise UserError(f"--suite: no file {name}.jsonl in {folder}{nearest(name, known)}")
     elif name not in SUITES:
-        known = f"one of {', '.join(SUITES)}, FILE.jsonl, reasoning_gym:TASK or environment:NAME"
-        raise UserError(f"--suite: {name!r} is none of these: {known}{nearest(name, SUITES)}")
+        known = f"{', '.join(SUITES)}, FILE.jsonl, reasoning_gym:TASK or environment:NAME"
+        raise UserError(f"--suite: {name!r} is none of these: {known}{nearest(name, SUITES, listed=False)}")
 
 
 def load_suite(name: str, style: DatasetConfig, folder: Path | None = None, limit: int | None = None) -> Loaded:
@@ -89,10 +92,10 @@ def load_suite(name: str, style: DatasetConfig, folder: Path | None = None, limi
     """
     check_suite(name, folder)
     if gym.is_task(name):
-        return Loaded(gym.short_name(name), gym.load_task(name, style, limit), gym.VERIFIER)
+        return Loaded(result_name(name), gym.load_task(name, style, limit), gym.VERIFIER)
     if name.startswith(EPISODES):
         asked = replace(_episodes(name, limit), system=style.system, chat_template_kwargs=dict(style.chat_template_kwargs))
-        return Loaded(name.removeprefix(EPISODES), load_tasks(asked, "--suite"))
+        return Loaded(result_name(name), load_tasks(asked, "--suite"))
     file = Path(name).expanduser() if Path(name).suffix else folder / f"{name}.jsonl" if folder else None
     suite = SUITES.get(name)
     if file is not None:
@@ -105,15 +108,26 @@ def load_suite(name: str, style: DatasetConfig, folder: Path | None = None, limi
     notes = ()
     if file is None and suite and limit is None and len(problems) != suite.size:
         notes = (f"{suite.path} held {len(problems)} problems, where {suite.size} were expected: it has changed",)
-    return Loaded(Path(name).stem, problems, notes=notes)
+    return Loaded(result_name(name), problems, notes=notes)
+
+
+def result_name(name: str) -> str:
+    """What a suite's files are called: `calculator@1` for `environment:calculator@1`."""
+    if name.startswith(EPISODES):
+        return re.sub(r"[^\w@.,=+-]", "-", name.removeprefix(EPISODES))
+    return gym.short_name(name) if gym.is_task(name) else Path(name).stem
 
 
 def _episodes(name: str, limit: int | None) -> EnvironmentConfig:
-    """`limit` tasks (default 100) of an environment whose options are `tasks` and `seed`."""
-    environment, at, seed = name.removeprefix(EPISODES).partition("@")
-    if at and not seed.isdigit():
-        raise UserError(f"--suite: {name!r}: the seed after @ must be a number")
-    return EnvironmentConfig(environment, {"tasks": limit or NUM_EPISODES, "seed": int(seed or HELDOUT_SEED)})
+    """`limit` tasks of an environment. Where it has them as options, there are 100 `tasks` and the `seed` is 1."""
+    asked, _, options = name.removeprefix(EPISODES).partition("?")
+    environment, seed = gym.split_seed(asked)
+    known = [field.name for field in fields(environment_class(environment, "--suite").Config)]
+    values: dict[str, Any] = {"tasks": limit or NUM_EPISODES, "seed": HELDOUT_SEED}
+    values = {option: value for option, value in values.items() if option in known}
+    values |= {} if seed is None else {"seed": seed}
+    values |= parse_overrides(re.split(r",(?![^\[]*\])", options)) if options else {}  # commas within [] are a list's
+    return EnvironmentConfig(environment, values, limit=limit)
 
 
 def _reduced(problem: Prompt, suite: str) -> Prompt:

@@ -11,6 +11,20 @@ from opd.errors import UserError
 Verifier = Callable[[str, str | list[str] | None, dict[str, Any]], bool | float]
 
 
+def locate_verifier(spec: str, field: str = "reward") -> tuple[Path, str]:
+    """The file and the function's name of `FILE.py:FUNCTION`, without executing anything.
+
+    Raises UserError naming `field` if the spec is malformed or the file is missing.
+    """
+    file, colon, name = spec.rpartition(":")
+    if not colon or not file.endswith(".py") or not name.isidentifier():
+        raise UserError(f"{field}: {spec!r} is not of the form FILE.py:FUNCTION")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise UserError(f"{field}: there is no file {path}")
+    return path, name
+
+
 def load_verifier(spec: str) -> Verifier:
     """Loads FUNCTION from FILE.py: `FUNCTION(response, answer, prompt) -> bool | float`, executing the file.
 
@@ -19,12 +33,7 @@ def load_verifier(spec: str) -> Verifier:
 
     Example: `load_verifier("rewards/length.py:is_short")("Yes.", None, {})`
     """
-    file, colon, name = spec.rpartition(":")
-    if not colon or not file.endswith(".py") or not name.isidentifier():
-        raise UserError(f"reward: {spec!r} is not of the form FILE.py:FUNCTION")
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        raise UserError(f"reward: there is no file {path}")
+    path, name = locate_verifier(spec)
     module_spec = spec_from_file_location(f"opd_verifier_{path.stem}", path)
     assert module_spec is not None
     assert module_spec.loader is not None

@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from opd.objective.penalty import penalty
+
 Inputs = Mapping[str, Any]
 Figures = dict[str, Tensor]
 SampledLoss = Callable[[Tensor, Inputs], tuple[Tensor, Figures]]
@@ -23,14 +25,15 @@ MIN_TAIL = 1e-7  # fp32 cannot tell a smaller mass from the rounding of 1 - sum
 def policy_gradient(logp: Float[Tensor, " c"], inputs: Inputs) -> tuple[Tensor, Figures]:
     """-ratio * (A - baseline) with a detached advantage A, pessimistically clipped as in PPO (arXiv 1707.06347, eq. 7).
 
-    Inputs: those of `advantages` and `clipped`; `baseline`, 0 where absent; `ratio_clip` or None; `importance_cap` or None;
-    `old_logps` [c], the trainer's under the policy that the batch began with; `sampler_logps` [c]. Inputs `teacher_NAME`
-    [c] are a teacher's log-probs by which the figure `reverse_kl_NAME` is measured.
+    Inputs: those of `advantages` and `clipped`; `baseline`, 0 where absent; `ratio_clip` or None, and `ratio_clip_high`
+    where it is another one above 1; `importance_cap` or None; `old_logps` [c], the trainer's under the policy that the batch
+    began with; `sampler_logps` [c]. Inputs `teacher_NAME` [c] are a teacher's log-probs by which the figure
+    `reverse_kl_NAME` is measured. `figure` is the name of the advantage among the figures, `advantage` where absent.
     """
     own, starts = logp.detach(), inputs.get("unit_starts")
     whole = advantages(own, inputs)
     advantage = clipped(whole, inputs)
-    figures = {"advantage": whole}
+    figures = {inputs.get("figure", "advantage"): whole}
     if inputs["advantage_clip"] is not None:
         figures["advantage_clipped"] = (advantage != whole).float()
     unit = own if starts is None else unit_means(own, starts)
@@ -43,8 +46,9 @@ def policy_gradient(logp: Float[Tensor, " c"], inputs: Inputs) -> tuple[Tensor, 
     old = inputs.get("old_logps")
     ratio = (logp - (logp.detach() if old is None else old)).exp()
     gain = ratio * advantage
-    if inputs["ratio_clip"] is not None:
-        bounded = ratio.clamp(1 - inputs["ratio_clip"], 1 + inputs["ratio_clip"]) * advantage
+    if (low := inputs["ratio_clip"]) is not None:
+        high = inputs.get("ratio_clip_high") or low
+        bounded = ratio.clamp(1 - low, 1 + high) * advantage
         figures["ratio_clipped"] = (bounded < gain).float()
         gain = torch.minimum(gain, bounded)
     if inputs["importance_cap"] is not None:
@@ -122,7 +126,11 @@ def _pointwise(log_q: Tensor, log_p: Tensor, divergence: str, beta: float) -> Te
     return beta * p * (log_p - mixture) + (1 - beta) * q * (log_q - mixture)
 
 
-KINDS: dict[str, SampledLoss | None] = {"policy_gradient": policy_gradient, "divergence": None}  # None: see head_loss
+KINDS: dict[str, SampledLoss | None] = {  # None: see head_loss
+    "policy_gradient": policy_gradient,
+    "penalty": penalty,
+    "divergence": None,
+}
 
 
 def register(kind: str, loss: SampledLoss) -> None:

@@ -210,7 +210,7 @@ def _spendings(rows: Sequence[Spending], question: Question) -> Table:
         tokens, scores = float(row.sampled_tokens.mean()), row.scores
         share = tokens / most if most else None
         cells.append([row.group.name, tokens, share, *map(float, (scores.mean(), scores.min(), scores.max())), len(scores)])
-    note = "Tokens until the last evaluation, a run; those that were thrown away where a rollout was stopped count too. "
+    note = "Tokens until the last evaluation, a run, with those thrown away with stopped rollouts and dropped groups. "
     note += "Of the most: relative to the group that sampled the most."
     return Table(SPENDINGS, f"Held-out {metric} against sampled tokens", columns, cells, note)
 

@@ -19,6 +19,9 @@ DIVERGENCES = {  # different quantities, so each has a figure of its own
 }
 ROLLOUTS = {  # of training: (title, unit)
     "success_rate": ("Success rate of training rollouts", "%"),
+    "live_groups": ("Live groups in training", "%"),
+    "phantom_groups": ("Groups that fail alike and teach all the same", "%"),
+    "response_tokens": ("Length of training rollouts", "tokens"),
     "stopped_rate": ("Stopped rollouts in training", "%"),
     "restart_units": ("Mean restart index in training", "turns or chunks"),
 }

@@ -20,6 +20,7 @@ from opd.errors import UserError
 from opd.recipes import read_recipe
 from opd.report.results import HELDOUT, HELDOUT_AGAIN, Result, parse_result
 
+BESIDE = ("discarded_tokens", "dropped_tokens", "written_tokens")  # metrics: generated, and not among `sampled_tokens`
 CONTENT_BYTES = 4096  # at the head of a JSON file: enough to see whether it is a result
 
 
@@ -53,13 +54,15 @@ class Run:
     def spent(self, name: str, steps: Sequence[int] | np.ndarray) -> np.ndarray:
         """The sum of metric `name` over the steps up to each of `steps`, as `steps` is shaped; NaN where unknown.
 
-        Sampled tokens are all that were generated: those too that were thrown away where a rollout was stopped.
+        Sampled tokens are all that were generated: those too that were thrown away, where a rollout was stopped or a group
+        of rollouts dropped, and conditions written for a term.
         """
         if not self.metrics or name not in self.metrics:
             return np.full(len(steps), np.nan)
         values = self.metrics[name]
-        if name == "sampled_tokens" and "discarded_tokens" in self.metrics:
-            values = values + np.nan_to_num(self.metrics["discarded_tokens"])
+        for more in BESIDE if name == "sampled_tokens" else ():
+            if more in self.metrics:
+                values = values + np.nan_to_num(self.metrics[more])
         total = np.concatenate([[0.0], np.cumsum(values)])
         return total[np.searchsorted(self.metrics["step"], steps, side="right")]
 

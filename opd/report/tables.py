@@ -95,7 +95,7 @@ def _bare(value: Any) -> Any:
     if isinstance(value, str):
         text = one_line(value)
         return f"'{text}" if text.startswith(FORMULA) else text
-    return repr(value) if isinstance(value, float) else value
+    return repr(float(value)) if isinstance(value, float) else value  # numpy would name its type
 
 
 def _three(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from opd.errors import UserError
 from opd.locate import check_location
 from opd.objective.config import OptimizerConfig
 from opd.recipes import find_recipe, overlay, read_recipe
+from opd.sft.deletion import DeletionConfig
 from opd.students.config import StudentConfig
 from opd.validation import check_optimizer
 
@@ -35,6 +36,8 @@ class AnswersConfig(DatasetConfig):
     """Prompts with answers, as `opd prompts answer` writes them: TRL's prompt-completion and messages formats."""
 
     columns: AnswerColumns = field(default_factory=AnswerColumns)
+    delete_steps: DeletionConfig | None = None
+    """Steps of the answers' reasoning that are deleted before anything is learnt; null keeps all."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,8 @@ def build_sft_config(raw: Mapping[str, Any]) -> SftConfig:
         raise UserError(f"student.lora.r is {lora.r}: it must be at least 1")
     if lora is not None and not 0 <= lora.dropout < 1:
         raise UserError(f"student.lora.dropout is {lora.dropout}: it must be at least 0 and below 1")
+    if config.dataset.delete_steps is not None:
+        config.dataset.delete_steps.check("dataset.delete_steps")
     check_optimizer(config.optimizer)
     if config.optimizer.lr == 0:
         raise UserError("optimizer.lr is 0: it must be above 0")

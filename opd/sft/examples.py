@@ -17,6 +17,7 @@ from opd.data import prompt_of, read_rows
 from opd.errors import UserError
 from opd.records import Array, Prompt
 from opd.sft.config import AnswersConfig
+from opd.sft.deletion import DeletionConfig, shortened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,12 +32,19 @@ class Example:
 
     prompt: Prompt
     answer: Mapping[str, Any] | str
+    num_deleted: int = 0  # characters of the answer's reasoning that were left out
 
     @property
     def is_empty(self) -> bool:
         """Whether the answer has neither text nor tool calls: the student would learn to say nothing."""
         parts = {"": self.answer} if isinstance(self.answer, str) else self.answer
         return not any(part.strip() if isinstance(part, str) else part for name, part in parts.items() if name != "role")
+
+    @property
+    def num_characters(self) -> int:
+        """Of the answer's text, without what was deleted."""
+        parts = {"": self.answer} if isinstance(self.answer, str) else self.answer
+        return sum(len(text) for text in _texts([part for name, part in parts.items() if name != "role"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +66,8 @@ def read_examples(config: AnswersConfig, key: str) -> Iterator[Example]:
     for number, (where, row) in enumerate(read_rows(config, key)):
         if number == config.limit:
             return
-        yield _example(row, where, config, key)
+        example = _example(row, where, config, key)
+        yield example if config.delete_steps is None else _shortened(example, config.delete_steps)
     if number < 0:
         raise UserError(f"{key}.path: {config.path} holds no rows")
 
@@ -84,6 +93,20 @@ def _example(row: Mapping[str, Any], where: str, config: AnswersConfig, key: str
     if not isinstance(alone, Mapping) or alone.get("role") != "assistant" or prompt.text is not None:
         raise UserError(f"{key}.columns.completion: {where} needs text or exactly one assistant message as its answer")
     return Example(prompt, {"content": "", **{name: value for name, value in alone.items() if value is not None}})
+
+
+def _shortened(example: Example, config: DeletionConfig) -> Example:
+    """The example without the steps that `config` deletes; answers that are neither text nor reasoning stay as they are."""
+    name, answer = example.prompt.id, example.answer
+    if isinstance(answer, str):
+        short = shortened(answer, config, name)
+        return replace(example, answer=short, num_deleted=len(answer) - len(short))
+    part = "reasoning_content" if answer.get("reasoning_content") else "content"
+    text = answer.get(part)
+    if not isinstance(text, str):
+        return example
+    short = shortened(text, config, name, whole=part == "reasoning_content")
+    return replace(example, answer={**answer, part: short}, num_deleted=len(text) - len(short))
 
 
 def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:

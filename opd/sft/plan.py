@@ -9,7 +9,8 @@ from opd.sft.examples import read_examples
 
 def plan(config: SftConfig, out: Path) -> str:
     """The resolved recipe and the size of the run, as text. Reads the rows. Raises `UserError` as the run itself would."""
-    empty = [example.is_empty for example in read_examples(config.dataset, "dataset")]
+    examples = read_examples(config.dataset, "dataset")
+    empty, deleted, left = zip(*((one.is_empty, one.num_deleted, one.num_characters) for one in examples))
     num_rows, num_empty = len(empty), sum(empty)
     if num_empty == num_rows:
         raise UserError(f"dataset.path: {config.dataset.path} holds nothing to learn: every answer is empty")
@@ -22,4 +23,8 @@ def plan(config: SftConfig, out: Path) -> str:
         f"{config.max_tokens} tokens or with special tokens of the student's in their text, will be left out",
         f"# {'' if config.steps else 'at most '}{num_steps} update{'s' * (num_steps != 1)} of {config.batch} examples",
     ]
+    if config.dataset.delete_steps is not None:
+        share = sum(deleted) / max(1, sum(deleted) + sum(left))
+        num = sum(map(bool, deleted))
+        lines.append(f"# dataset.delete_steps: {num} of these answers lose steps, {share:.1%} of all answers' text")
     return "\n".join(lines)

@@ -119,6 +119,8 @@ def select(
             counts["num_empty"] += 1
         else:
             kept.append(encoded)
+            if example.num_deleted:
+                counts["num_shortened"] += 1
     counts["num_examples"] = len(kept)
     if not kept:
         limit = f"; max_tokens, or the student's context, is {max_tokens}" if counts["num_too_long"] else ""
@@ -160,6 +162,8 @@ def _notes(counts: Mapping[str, int], out: Path, checkpoint: Path | None, resume
     notes = []
     if left_out := _left_out(counts):
         notes.append(f"note: examples left out: {left_out}")
+    if num := counts.get("num_shortened"):
+        notes.append(f"note: steps of {num} of {counts['num_examples']} answers are deleted (dataset.delete_steps)")
     if checkpoint is not None:
         notes.append(f"resuming from {os.path.relpath(checkpoint)}")
     elif resume:

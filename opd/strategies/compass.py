@@ -19,7 +19,7 @@ import numpy as np
 
 from opd.errors import UserError
 from opd.judging import Judged, SpanRule, judge
-from opd.plugins import Models
+from opd.plugins import Models, TermMaker
 from opd.records import Rollout, Term
 from opd.strategies.sampled import SampledConfig
 from opd.teachers.config import weak_name
@@ -42,14 +42,12 @@ class CompassConfig(SampledConfig):
     """Differences between teacher and weak reference are clipped to plus or minus this."""
 
 
-class Compass:
+class Compass(TermMaker):
     """See the module."""
 
     Config = CompassConfig
     needs_weak_reference = True
-    needs_hidden = False
     across_tokenizers = True
-    num_student_topk = 0
 
     def __init__(self, config: CompassConfig, run: "RunConfig") -> None:
         self.config = config

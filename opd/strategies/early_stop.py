@@ -8,7 +8,7 @@ after every chunk.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from opd.errors import UserError
 from opd.plugins import RolloutController
@@ -38,6 +38,7 @@ class EarlyStop(RolloutController):
     """See the module."""
 
     Config = EarlyStopConfig
+    section: ClassVar[str] = "rollout.early_stop"  # of the recipe, for messages
 
     def __init__(self, config: EarlyStopConfig, run: "RunConfig") -> None:
         self.threshold = -math.inf if config.stop_below is None else config.stop_below
@@ -46,12 +47,12 @@ class EarlyStop(RolloutController):
         self.needs_scores = self.threshold > -math.inf
         self.mu: float | None = None  # running mean of what `excess` adds up: of turns, or of tokens
         if self.threshold >= 0 and self.stat != "excess":
-            self.notes = [f"WARNING: stop_below is {self.threshold:g}: every rollout stops after one new turn or chunk"]
+            field = f"{self.section}.stop_below"
+            self.notes = [f"WARNING: {field} is {self.threshold:g}: every rollout stops after one new turn or chunk"]
 
     @staticmethod
     def check(config: EarlyStopConfig, run: "RunConfig") -> None:
-        if config.stop_below is not None and math.isnan(config.stop_below):
-            raise UserError("rollout: stop_below must be a number, or null to stop nothing")
+        check_threshold("rollout.early_stop.stop_below", config.stop_below)
 
     def stops(self, progress: Progress) -> bool:
         return self.needs_scores and self.collapsed(progress)
@@ -94,3 +95,9 @@ class EarlyStop(RolloutController):
 
     def load_state_dict(self, state: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
         self.mu = state.get("mu")
+
+
+def check_threshold(field: str, value: float | None) -> None:
+    """Raises `UserError` naming `field` for NaN, which nothing is above or below."""
+    if value is not None and math.isnan(value):
+        raise UserError(f"{field} is nan: it must be a number of nats, or null for no threshold")

@@ -1,131 +1,46 @@
 """Term maker `reverse_kl`: plain on-policy distillation.
 
 The student is pulled to the teacher on its own rollouts, token by token (Agarwal et al. 2023, arXiv 2306.13649; Lu et
-al. 2025, "On-Policy Distillation"). Three forms, from cheap to exact:
-
-* `sampled`: the teacher's log-prob of each sampled token. A_t = l_T(t) - l_theta(t) is a detached advantage of a policy
-  gradient, never a back-propagated k1 (whose expected gradient is zero) nor k3 (which is the forward KL's).
-* `topk`: a divergence over k tokens of each position, chosen by the student, the teacher, or both.
-* `full`: the divergence over the whole vocabulary.
+al. 2025, "On-Policy Distillation"). `opd.strategies.comparison` has the three forms of the comparison.
 """
 
-import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar
 
-from opd.errors import UserError
-from opd.judging import SpanRule, judge, read_hidden
-from opd.passages import Passage, passages, spread
+from opd.judging import SpanRule
 from opd.plugins import Models
-from opd.records import Array, Hidden, Rollout, ScoreRequest, Term, TopK
-from opd.strategies.likely import ids_to_ask, likely_ids
-from opd.strategies.sampled import SampledConfig
+from opd.records import Rollout, Term
+from opd.strategies.comparison import Comparison, ComparisonConfig
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
 
 
 @dataclass(frozen=True)
-class ReverseKLConfig(SampledConfig):
+class ReverseKLConfig(ComparisonConfig):
     """Plain on-policy distillation."""
 
-    form: Literal["sampled", "topk", "full"] = "full"
-    """What is compared: the sampled token, k tokens of each position, or the whole vocabulary."""
-    divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"
-    """For `topk` and `full`."""
-    beta: float = 0.5
-    """For `jsd`: the teacher's share of the mixture."""
-    k: int = 16
-    """For `topk`: tokens of each position."""
-    source: Literal["student", "teacher", "union"] = "student"
-    """For `topk`: whose most likely tokens. `union` takes k of each."""
-    tail: Literal["tail", "renormalise", "truncate"] = "tail"
-    """For `topk`, the mass outside: one more bucket; none, with both sides scaled to 1; or left out of the sum (the
-    divergence of unnormalised measures, which is not negative and whose gradient is that of the kept tokens alone)."""
+    SAMPLED_ALONE: ClassVar[tuple[str, ...]] = ("span_reduce", *ComparisonConfig.SAMPLED_ALONE)
+
     span_reduce: SpanRule = "split"
     """For `sampled` with a teacher of another tokenizer: a unit's log-probs as their sum, shared equally among the student's
     tokens, or as their mean, which is biased where the two cut text into unlike numbers of tokens."""
 
 
-class ReverseKL:
+class ReverseKL(Comparison):
     """See the module."""
 
     Config = ReverseKLConfig
-    needs_weak_reference = False
-    needs_reference = False
 
     def __init__(self, config: ReverseKLConfig, run: "RunConfig") -> None:
-        self.config = config
-        self.temperature = run.loss_temperature
-        self.needs_hidden = config.form == "full"
+        super().__init__(config, run)
         self.across_tokenizers = config.form == "sampled"
-        self.policy_inputs = config.policy_inputs(run)
-        self.num_student_topk = config.k if config.form == "topk" and config.source != "teacher" else 0
+        self.span_reduce: SpanRule = config.span_reduce
 
     @staticmethod
     def check(config: ReverseKLConfig, run: "RunConfig") -> None:
-        if config.form == "sampled":
-            if config.divergence != "reverse_kl":
-                raise UserError(
-                    f"terms.reverse_kl.divergence: {config.divergence} needs form topk or full; "
-                    "a sampled token estimates the reverse KL only"
-                )
-            if run.sampling.temperature != run.loss_temperature:
-                raise UserError(
-                    "terms.reverse_kl.form: sampled needs objective.temperature to be the sampling temperature, "
-                    "or its expectation is not the reverse KL; use topk or full"
-                )
-        else:
-            for name in ("span_reduce", *SampledConfig.SAMPLED_ALONE):
-                if getattr(config, name) != getattr(ReverseKLConfig, name):
-                    raise UserError(f"terms.reverse_kl.{name}: has no effect with form {config.form}; leave it out")
-        if config.form == "topk":
-            if config.k < 1:
-                raise UserError(f"terms.reverse_kl.k is {config.k}: it must be at least 1")
-            if config.k == 1 and config.tail == "renormalise" and config.source != "union":
-                raise UserError("terms.reverse_kl.k: one renormalised token has divergence 0 everywhere; take k >= 2")
-        config.check("terms.reverse_kl")
-        if not 0.0 < config.beta < 1.0:
-            raise UserError(f"terms.reverse_kl.beta is {config.beta}: it must lie between 0 and 1")
+        config.check_for("terms.reverse_kl", run)
 
     async def collect(self, rollout: Rollout, models: Models) -> list[Term]:
         model = models.teacher_for(rollout.prompt)
-        config = self.config
-        if config.form == "sampled":
-            return [await self._sampled(model, rollout, models)]
-        target: TopK | Hidden
-        if config.form == "topk":
-            target = await self._topk(model, rollout, models)
-        else:
-            target = await read_hidden(models, model, rollout)
-        inputs = {"divergence": config.divergence, "beta": config.beta, "tail": config.tail, "target": target}
-        return [Term("divergence", mask=rollout.trainable, inputs=inputs, coef=config.coef)]
-
-    async def _sampled(self, model: str, rollout: Rollout, models: Models) -> Term:
-        config = self.config
-        judged = await judge(models, model, rollout, temperature=self.temperature, coverage=config.coverage)
-        inputs = {**self.policy_inputs, "reward": judged.by(config.span_reduce), "teacher_sampled": judged.split}
-        if judged.unit_starts is None:
-            inputs |= {"self_coef": 1.0}
-        else:  # both sides by the same rule, so that texts of equal probability have advantage 0 however they are cut
-            own = {"self_coef": 0.0, "unit_coef": 1.0, "unit_starts": judged.unit_starts}
-            inputs |= {**own, "teacher_mean": judged.mean}
-        return Term("policy_gradient", mask=rollout.trainable & judged.mask, inputs=inputs, coef=config.coef)
-
-    async def _topk(self, model: str, rollout: Rollout, models: Models) -> TopK:
-        k, source = self.config.k, self.config.source
-        likely = None if source == "teacher" else likely_ids(rollout, k)
-
-        async def one(passage: Passage) -> tuple[Array, Array, Array]:
-            token_ids, at = passage.token_ids, passage.at
-            ids = None if likely is None else ids_to_ask(token_ids, at, likely[passage.rows])
-            own = 0 if source == "student" else k
-            request = ScoreRequest(passage.context_ids, token_ids, k=own, ids=ids, temperature=self.temperature)
-            scores = await models.score(model, request)
-            assert scores.topk_ids is not None
-            assert scores.topk_logps is not None
-            assert scores.tail is not None
-            return scores.topk_ids[at], scores.topk_logps[at], scores.tail[at]
-
-        parts = await asyncio.gather(*map(one, passages(rollout)))
-        return TopK(*(spread(rollout, column) for column in zip(*parts)))
+        return [await self.compare(model, rollout, models, self.span_reduce)]

@@ -19,7 +19,7 @@ import numpy as np
 
 from opd.errors import UserError
 from opd.passages import passages
-from opd.plugins import Models
+from opd.plugins import Models, TermMaker
 from opd.records import Array, Rollout, ScoreRequest, Term, TopK
 from opd.strategies.likely import ids_to_ask, likely_ids
 
@@ -39,13 +39,10 @@ class SharedTopKConfig:
     """The mass outside, as in `reverse_kl.tail`."""
 
 
-class SharedTopK:
+class SharedTopK(TermMaker):
     """See the module."""
 
     Config = SharedTopKConfig
-    needs_weak_reference = False
-    needs_reference = False
-    needs_hidden = False
     across_tokenizers = True
 
     def __init__(self, config: SharedTopKConfig, run: "RunConfig") -> None:

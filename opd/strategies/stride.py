@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from opd.envs.opening import environment_class
 from opd.errors import UserError
 from opd.records import Array, Prompt, Rollout, Start, Turn
-from opd.registry import ENVIRONMENTS
 from opd.stopping import restart_index
-from opd.strategies.early_stop import EarlyStop, EarlyStopConfig
+from opd.strategies.early_stop import EarlyStop, EarlyStopConfig, check_threshold
 from opd.students.prefix_buffer import PrefixBuffer
 from opd.units import units_of
 
@@ -46,6 +46,7 @@ class Stride(EarlyStop):
     """See the module."""
 
     Config = StrideConfig
+    section = "rollout.stride"
 
     def __init__(self, config: StrideConfig, run: "RunConfig") -> None:
         super().__init__(config, run)
@@ -55,6 +56,9 @@ class Stride(EarlyStop):
         if config.restart and not _restores(run):
             self.restarts = False
             self.notes = [*self.notes, "stride: this environment cannot be brought back to an earlier state: no restarts"]
+        elif config.restart and self.keep_above > 0:
+            above = f"rollout.stride.keep_above is {self.keep_above:g}, above every log-prob"
+            self.notes = [*self.notes, f"WARNING: {above}: nothing is ever kept, and there are no restarts"]
         self.needs_scores = self.needs_scores or self.restarts
         if not self.needs_scores:
             self.notes = [*self.notes, "stride: stop_below is null and there are no restarts: it changes nothing"]
@@ -62,7 +66,8 @@ class Stride(EarlyStop):
 
     @staticmethod
     def check(config: StrideConfig, run: "RunConfig") -> None:
-        EarlyStop.check(config, run)
+        for name in ("stop_below", "keep_above"):
+            check_threshold(f"rollout.stride.{name}", getattr(config, name))
         if not 0 <= config.fresh_probability <= 1:
             raise UserError(f"rollout.stride.fresh_probability is {config.fresh_probability}: it is a share, from 0 to 1")
         if config.max_prefix_age is not None and config.max_prefix_age < 1:
@@ -126,4 +131,4 @@ def first_tokens(turn: Turn, length: int) -> Turn:
 def _restores(run: "RunConfig") -> bool:
     if run.prompts["type"] != "environment":
         return True
-    return bool(ENVIRONMENTS.load(run.prompts["config"].name, "prompts.name").restores)
+    return bool(environment_class(run.prompts["config"].name).restores)

@@ -34,9 +34,10 @@ def resolve(name: str) -> Path:
     if isinstance(member, Data):
 
         def build(folder: Path) -> None:
-            from opd.tiny.arithmetic import write_rows
+            from opd.tiny import arithmetic, long_addition
 
-            write_rows(folder / member.file_name, member)
+            task = long_addition if member.split.startswith("long") else arithmetic
+            task.write_rows(folder / member.file_name, member)
 
         return cached(digest(member_name), build) / member.file_name
 

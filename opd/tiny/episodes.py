@@ -17,7 +17,7 @@ from opd.envs.calculator import Calculator, CalculatorConfig, drawn
 from opd.envs.environment import Message
 from opd.episodes import Reply, ToolCall
 from opd.tiny.tokenizer import ASSISTANT, CALL, END, PAD_ID, TOOL
-from opd.tiny.training import Batch, response_logits
+from opd.tiny.training import Batch, response_probabilities
 
 LENGTH = 10
 """Operations in an episode."""
@@ -66,13 +66,9 @@ def validation_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFa
     return flawless_probability(model, next(batches(tokenizer, NUM_VALIDATION, seed="validation")))
 
 
-@torch.no_grad()
 def flawless_probability(model: PreTrainedModel, batch: Batch) -> float:
     """The probability, averaged over the worked episodes, that sampling at temperature 1 gives exactly their replies.
 
     More episodes than these succeed: after a mistake, every tenth answer is still right.
     """
-    logp_BRV = response_logits(model, batch).log_softmax(-1)
-    logp_BR = logp_BRV.gather(-1, batch.response_BR[..., None])[..., 0]
-    trained_BR = batch.targets_BR != PAD_ID
-    return float((logp_BR * trained_BR).sum(1).exp().mean())
+    return float(response_probabilities(model, batch).mean())

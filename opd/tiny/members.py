@@ -48,8 +48,10 @@ class Model:
     training: Supervised
     tokenizer: str = "characters"
     """A name that `opd.tiny.tokenizer.build_tokenizer` knows."""
-    task: Literal["calculator"] | None = None
-    """What it learns: None is the addition of `opd.tiny.arithmetic`, `calculator` the episodes of `opd.envs.calculator`."""
+    task: Literal["brief", "calculator", "habit", "long"] | None = None
+    """What it learns: None is the addition of `opd.tiny.arithmetic`, `brief` the same with answers that leave the working
+    out (`opd.tiny.brief`), `calculator` the episodes of `opd.envs.calculator`, `habit` the addition with the bad habit of
+    `opd.tiny.habit`, `long` the addition of `opd.tiny.long_addition`."""
     experts: Mixture | None = None
     rope_theta: float | None = None
     """Base of the rotary position embedding; None is that of the architecture. A small one tells near positions apart."""
@@ -61,10 +63,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
-    """A JSONL file of the problems of one split of `opd.tiny.arithmetic`; the same for every seed."""
+    """A JSONL file of the problems of one split of `opd.tiny.arithmetic` or, where the split's name begins with `long`, of
+    `opd.tiny.long_addition`; the same for every seed."""
 
-    split: Literal["prompts", "heldout"]
+    split: Literal["prompts", "heldout", "heldout-carry", "heldout-no-carry", "long-prompts", "long-heldout"]
     with_answers: bool
+    unsolvable_every: int | None = None
+    """Every so many-th problem has an answer that nobody gives, so that all responses to it fail."""
 
     @property
     def file_name(self) -> str:
@@ -123,8 +128,56 @@ MEMBERS: dict[str, Model | Data] = {
         task="calculator",
         rope_theta=100.0,
     ),
+    "hasty-student": Model(
+        3,
+        128,
+        Supervised(max_steps=1000, schedule="linear", min_accuracy=0.9, batch_size=32),
+        task="habit",
+        sharpness=1.25,
+    ),
+    "long-teacher": Model(
+        3,
+        128,
+        Supervised(max_steps=1400, schedule="linear", min_accuracy=0.95, batch_size=16),
+        task="long",
+        rope_theta=100.0,
+        sharpness=1.5,
+    ),
+    "long-student": Model(
+        2,
+        96,
+        Supervised(
+            max_steps=2000,
+            schedule="constant",
+            min_accuracy=0.25,
+            stop_early=True,
+            check_every_steps=10,
+            batch_size=16,
+        ),
+        task="long",
+        rope_theta=100.0,
+    ),
+    "brief-student": Model(
+        2,
+        96,
+        Supervised(
+            max_steps=2000,
+            schedule="constant",
+            min_accuracy=0.26,
+            stop_early=True,
+            check_every_steps=10,
+            learning_rate=1e-3,
+            batch_size=32,
+        ),
+        task="brief",
+    ),
     "prompts": Data("prompts", with_answers=False),
     "heldout": Data("heldout", with_answers=True),
+    "heldout-carry": Data("heldout-carry", with_answers=True),
+    "heldout-no-carry": Data("heldout-no-carry", with_answers=True),
+    "long-prompts": Data("long-prompts", with_answers=True),
+    "long-heldout": Data("long-heldout", with_answers=True),
+    "half-solvable-prompts": Data("prompts", with_answers=True, unsolvable_every=2),
 }
 
 

@@ -21,14 +21,17 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
-from opd.tiny import episodes, solutions
+from opd.tiny import brief, episodes, habit, long_solutions, solutions
 from opd.tiny.members import Model
 from opd.tiny.tokenizer import BOS_ID, END_ID, PAD_ID, build_tokenizer
 from opd.tiny.training import Lessons, train
 
 LESSONS = {
     None: Lessons(solutions.batches, solutions.validation_accuracy),
+    "brief": Lessons(brief.batches, brief.validation_accuracy),
     "calculator": Lessons(episodes.batches, episodes.validation_accuracy),
+    "habit": Lessons(habit.batches, habit.validation_accuracy),
+    "long": Lessons(long_solutions.batches, long_solutions.validation_accuracy),
 }
 HEAD_DIM = 32
 CONTEXT_TOKENS = 256

@@ -109,6 +109,14 @@ def response_logits(model: PreTrainedModel, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
+def response_probabilities(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """[B]: the probability that sampling at temperature 1 gives exactly the trained tokens of each response."""
+    logp_BRV = response_logits(model, batch).log_softmax(-1)
+    logp_BR = logp_BRV.gather(-1, batch.response_BR[..., None])[..., 0]
+    return (logp_BR * (batch.targets_BR != PAD_ID)).sum(1).exp()
+
+
+@torch.no_grad()
 def sharpen(model: PreTrainedModel, factor: float | None) -> None:
     """Multiplies all logits, through the norm before the head, which has no bias."""
     if factor is not None:

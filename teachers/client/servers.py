@@ -21,6 +21,7 @@ from opd.teachers.client.listening import ListeningClock
 from opd.teachers.client.replica import Busy, Failed, Replica, last_errors, open_session, pause_s, within
 from opd.teachers.digest import head_digest, tokens_digest
 from opd.teachers.wire import WireError, decode_head
+from opd.tokenization import quiet
 
 MAX_ROW_BYTES = 65536  # of a head: H = 16,384 in float32
 MAX_TOKENIZER_BYTES = 2**28
@@ -98,7 +99,7 @@ class Servers:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text, "utf-8")
             try:
-                return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+                return quiet(AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
             except Exception as error:  # whatever a file of someone else's makes of it
                 line = " ".join(str(error).split())[:200]
                 raise UserError(f"{self.field}: the server's tokenizer cannot be read here: {line}") from None

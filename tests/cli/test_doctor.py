@@ -106,3 +106,34 @@ def test_another_tokenizer_is_measured(recipe, byte_model, tmp_path):
     findings = examine(recipe(**sections))
     (error,) = [finding for finding in findings if finding.level == "error"]
     assert error.text.startswith("terms.reverse_kl: teachers.default.model reads with another tokenizer")
+
+
+TOOL = {"name": "f", "type": "function"}
+
+
+def test_tools_that_a_template_leaves_out(recipe, model_folder, byte_model, tmp_path):
+    (tmp_path / "tools.jsonl").write_text(json.dumps({"prompt": "abc", "tools": [TOOL]}) + "\n")
+    prompts = {"path": str(tmp_path / "tools.jsonl")}
+    assert by_subject(examine(recipe(prompts=prompts)))["student.model tools"].level == "ok"
+    deaf = model_folder(0)
+    tokenizer = AutoTokenizer.from_pretrained(deaf)
+    tokenizer.chat_template = tokenizer.chat_template.replace("tools or []", "[]")
+    tokenizer.save_pretrained(deaf)
+    found = by_subject(examine(recipe(prompts=prompts, student={"model": str(deaf)})))["student.model tools"]
+    assert found.level == "warn"
+    assert found.text == "the chat template writes none of the 1 tools of prompt line 1: the model sees no schema"
+    assert "a model whose template knows tools" in found.fix
+    assert "student.model tools" not in by_subject(examine(recipe()))
+    other = {"default": {"model": byte_model(1, "cd"), "weak_reference": {"model": byte_model(2, "cd")}}}
+    (tmp_path / "tools.jsonl").write_text(json.dumps({"prompt": "abcd", "tools": [TOOL]}) + "\n")
+    aligned = recipe(prompts=prompts, student={"model": byte_model(0, "ab")}, teachers=other, terms={"compass": {}})
+    assert by_subject(examine(aligned))["tools"].level == "warn"  # the teacher reads its own rendering
+
+
+def test_notes_of_controllers(recipe):
+    findings = examine(recipe(rollout={"stride": {"stop_below": 1.0, "keep_above": 0.5}}))
+    notes = [finding.text for finding in findings if finding.level == "warn"]
+    assert notes == [
+        "rollout.stride.stop_below is 1: every rollout stops after one new turn or chunk",
+        "rollout.stride.keep_above is 0.5, above every log-prob: nothing is ever kept, and there are no restarts",
+    ]

@@ -158,3 +158,20 @@ def test_bad_input(opd_eval, rows, arguments, expected):
     assert len(errors) == 1
     assert expected in errors[0]
     assert results is None
+
+
+def test_what_has_no_effect_on_episodes_is_refused(monkeypatch, capsys, tmp_path, model_folder):
+    command = ["opd", "eval", "--model", str(model_folder(0)), "--out", str(tmp_path), "--suite", "environment:calculator"]
+    for words in (["--template", "{prompt}!"], ["--plain"]):
+        monkeypatch.setattr(sys, "argv", [*command, *words])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        assert f"error: {words[0]} has no effect on episodes" in capsys.readouterr().err
+    fewer = [*command, "--limit", "2", "--max-new-tokens", "2"]
+    monkeypatch.setattr(sys, "argv", [*fewer, "--system", "be brief"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert not end.value.code
+    settings = json.loads((tmp_path / "calculator.json").read_text())["settings"]
+    assert (settings["template"], settings["system"]) == (None, "be brief")

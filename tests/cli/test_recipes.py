@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 import opd
 from opd.cli import main
 from opd.recipes import shipped_recipes
+from opd.registry import CONTROLLERS, ENVIRONMENTS, MASKS, TERM_MAKERS
 
 
 @pytest.fixture
@@ -51,3 +52,56 @@ def test_an_unknown_recipe_names_the_nearest(call):
     code, _, err = call("validate", "quikstart")
     assert code == 2
     assert "did you mean 'quickstart'" in err
+
+
+@pytest.mark.parametrize("kind", ["environments", "controllers", "terms", "masks"])
+def test_ls_names_plug_ins_with_their_purpose(call, kind):
+    code, out, _ = call("ls", kind)
+    assert code == 0
+    listed = dict(line.split(maxsplit=1) for line in out.splitlines())
+    builtin = {"environments": ENVIRONMENTS, "controllers": CONTROLLERS, "terms": TERM_MAKERS, "masks": MASKS}[kind].builtin
+    assert listed.keys() == builtin.keys()
+    assert not any(about.startswith(("See", "Environment `")) for about in listed.values())
+
+
+THEIRS = '''
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Config:
+    depth: int = 3
+    """How deep it is."""
+
+class Well:
+    """A well with water. More of it."""
+
+    Config = Config
+'''
+
+
+def test_plug_ins_of_others(call, installed):
+    installed("theirs", THEIRS, environments="well = theirs:Well\nhole = theirs:Hole")
+    note = "note: opd.environments: environment 'hole' (theirs:Hole) cannot be imported: AttributeError"
+    for command in (("ls", "environments"), ("config",)):
+        code, out, err = call(*command)
+        assert code == 0
+        assert err.startswith(note)
+        assert err.count("\n") == 1
+        assert "hole" not in out.replace("whole", "")
+        assert ("A well with water\n" if command[0] == "ls" else "(name: well) How deep it is.") in out
+
+
+def test_validate_says_what_is_odd(call):
+    code, out, err = call("validate", "stride-quickstart", "rollout.stride.keep_above=1")
+    assert (code, out) == (0, "stride-quickstart: ok\n")
+    assert err.startswith("WARNING: rollout.stride.keep_above is 1, above every log-prob")
+
+
+def test_a_traceback_where_it_is_asked_for(call, installed, monkeypatch):
+    installed("theirs", "1 / 0", environments="well = theirs:Well")
+    asked = ("validate", "stride-quickstart", "prompts.name=well")
+    assert call(*asked)[2].count("\n") == 1
+    monkeypatch.setenv("OPD_TRACEBACK", "1")
+    _, _, err = call(*asked)
+    assert "ZeroDivisionError" in err
+    assert err.splitlines()[-1].startswith("error: prompts.name: environment 'well' (theirs:Well) cannot be imported")

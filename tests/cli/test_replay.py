@@ -98,6 +98,7 @@ def test_what_the_figures_rest_on_is_said(opd_replay, run):
         (["--stop-below", "nan", "--keep-above", "-1"], "--stop-below: nan is no threshold"),
         (["--stop-below", "inf", "--keep-above", "-1"], "--stop-below: inf is no threshold"),
         (["--stop-below", "-1", "--keep-above", "nan"], "--keep-above: nan is no threshold"),
+        (["--stop-below", "-1", "--keep-above", "any"], "--keep-above: 'any' is no number; give nats such as -0.8, or null"),
         (["--stop-below", "-1", "--keep-above", "-1", "--out", "."], "--out . is a folder"),
         (["--stop-below", "-1", "--keep-above", "-1", "--chunk-tokens", "4"], "--chunk-tokens: the units are turns"),
     ],
@@ -118,3 +119,12 @@ def test_it_needs_no_torch(run):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Stops beside the first mistake" in done.stdout
+
+
+@pytest.mark.parametrize("floor", ["null", "none", "-inf"])
+def test_no_floor_and_a_folder_that_is_not_there_yet(opd_replay, run, tmp_path, floor):
+    out = tmp_path / "new" / "folder" / "replay.json"
+    code, said, _ = opd_replay(run(*EPISODES), "--stop-below", "-1", "--keep-above", floor, "--out", out)
+    assert code == 0
+    assert "Restarts that keep turns above -inf" in said
+    assert json.loads(out.read_text())["keep_above"] is None

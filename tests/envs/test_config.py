@@ -18,12 +18,18 @@ from opd.registry import ENVIRONMENTS
 TOOL = {"type": "function", "function": {"name": "knock"}}
 
 
+class Whole:
+    """The rest of what an environment needs."""
+
+    step = outcome = state_hash = None
+
+
 @dataclass(frozen=True)
 class DoorsConfig:
     count: int = 3
 
 
-class Doors:
+class Doors(Whole):
     """Each task is a door's number; the seed is what the user says of it."""
 
     Config = DoorsConfig
@@ -35,10 +41,18 @@ class Doors:
     def __init__(self, config):
         self.config = config
 
+    opens: Any = None  # what an episode begins with instead
+
     def tasks(self):
+        if isinstance(self.made, Exception):
+            raise self.made
         return self.made or [Task(f"door-{i}", {"door": i}, 10 + i) for i in range(self.config.count)]
 
     def reset(self, data, seed):
+        if isinstance(self.opens, BaseException):
+            raise self.opens
+        if self.opens is not None:
+            return self.opens
         opening = [{"role": "user", "content": f"door {data['door']}"}, {"role": "user", "content": f"key {seed}"}]
         return [{"role": "system", "content": "house"}, *opening]
 
@@ -93,6 +107,13 @@ def test_mistakes(settings, message):
         ([Task("a", {"door": (1,)}, 0)], r"^prompts\.name: task a of 'doors' holds data that are no plain JSON values"),
         ([Task("a", {"door": object()}, 0)], r"no plain JSON values"),
         ([Task("a", {"door": float("nan")}, 0)], r"no plain JSON values"),
+        ([Task("a", [1], 0)], r"no plain JSON values"),  # type: ignore[arg-type]
+        ([Task("a", {}, 0.5)], "has no seed; 'doors' must give each task one, a whole number"),  # type: ignore[arg-type]
+        (7, r"^prompts\.name: environment 'doors': tasks\(\) must return `Task`s, each with a text as id; found 7$"),
+        (["a"], "must return `Task`s, each with a text as id; found 'a'$"),
+        ([Task(1, {}, 0)], "must return `Task`s, each with a text as id; found Task"),  # type: ignore[arg-type]
+        (KeyError("x"), r"^prompts\.name: environment 'doors' in tasks\(\) failed: KeyError: 'x' \(.*, line \d+\)$"),
+        (UserError("prompts.options.count is odd"), r"^prompts\.options\.count is odd$"),
     ],
 )
 def test_tasks_that_cannot_be_used(monkeypatch, tasks, message):
@@ -108,3 +129,24 @@ def test_a_section_of_a_recipe():
         parse_section(EnvironmentConfig, {"name": "doors", "context": "append"}, "prompts")
     with pytest.raises(UserError, match=r"^prompts\.name is missing"):
         parse_section(EnvironmentConfig, {}, "prompts")
+
+
+@pytest.mark.parametrize(
+    ("opens", "message"),
+    [
+        (KeyError("x"), r"in task door-0 in reset\(\) failed: KeyError: 'x' \("),
+        (SystemExit(1), r"in task door-0 in reset\(\) failed: SystemExit: 1 \("),
+        (7, "in task door-0: its messages must be a list of mappings with role and content, not 7$"),
+        ("go", "must be a list of mappings with role and content, not 'go'$"),
+        ({"role": "user", "content": "go"}, "must be a list of mappings"),
+        ([{"role": "user"}], "a message needs a role and a content, both text; found {'role': 'user'}$"),
+        ([{"content": "go"}], "a message needs a role and a content"),
+        ([{"role": "user", "content": ["go"]}], "a message needs a role and a content"),
+        ([{"role": "user", "content": "\ud800"}], "no plain JSON"),
+        ([], r"reset\(\) returned no message"),
+    ],
+)
+def test_openings_that_cannot_be_used(monkeypatch, opens, message):
+    monkeypatch.setattr(Doors, "opens", opens)
+    with pytest.raises(UserError, match=rf"^eval\.environment\.name: environment 'doors' .*{message}"):
+        load_tasks(EnvironmentConfig("doors"), "eval.environment")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from opd.envs.dialogue import STAND_IN, Dialogue, Exchange, messages
 from opd.envs.formats import read_reply, tool_format
-from opd.episodes import Reply, ToolCall
+from opd.episodes import EnvironmentTask, Reply, ToolCall
 from opd.errors import UserError
 from opd.records import Prompt
 from opd.tiny.tokenizer import build_tokenizer
@@ -236,8 +236,27 @@ def test_templates_that_do_not_allow_it(talk, template, observation, message):
     assert message in str(raised.value)
 
 
+def test_what_cannot_be_said_is_shown_with_who_says_it():
+    tokenizer = build_tokenizer("calculator", 128)
+    task = EnvironmentTask("shelf", {}, 0)
+    prompt = Prompt("p", ({"role": "user", "content": "7+5"},), task=task)
+    ends: Any = tokenizer.convert_tokens_to_ids(["<|end|>"])
+    sampled = np.asarray([8, *ends], np.int32)
+    dialogue = Dialogue(tokenizer, ends, "student.model")
+    with pytest.raises(UserError) as raised:
+        dialogue.appended(prompt, render(tokenizer, prompt), sampled, (tool("12"), tool("oh"), tool("3")))
+    assert str(raised.value) == (
+        "prompts.context: the chat template of student.model refuses what is said there: this tokenizer knows digits, + - * "
+        'and the word error; no "o"; take a student that knows it, or let the environment say it in other words '
+        "(environment 'shelf' in task p says, as tool: 'oh')"
+    )
+    with pytest.raises(UserError, match=r"has that role \(environment 'shelf' in task p says, as judge: '5'\)$"):
+        dialogue.appended(prompt, render(tokenizer, prompt), sampled, (tool("1"), {"role": "judge", "content": "5"}))
+
+
 def test_a_conversation_that_does_not_fit(talk):
-    with pytest.raises(UserError, match=r"^prompts\.context: the conversation of p \(user, assistant, tool\) does not fit"):
+    said = r"^prompts\.context: the conversation of p \(user, assistant, tool\) does not fit.*task p says, as tool: '1'\)$"
+    with pytest.raises(UserError, match=said):
         talk(conftest.ONLY_USERS).dialogue.rerendered(PROMPT, [(Reply("x"), (tool("1"),))])
 
 

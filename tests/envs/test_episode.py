@@ -63,6 +63,8 @@ class Ladder:
         number = len(self.said) - 1
         if number == self.config.fails_at:
             raise Silent("no rung here")
+        if self.config.said == "exit":
+            raise SystemExit(3)
         text = "abcdefgh"[number - 1] * 2
         message = {"role": "user", "content": text}
         messages = {
@@ -73,11 +75,14 @@ class Ladder:
             "nan": ({**message, "rung": float("nan")},),
             "object": ({**message, "rung": object()},),
             "letters": "ab",
+            "empty": (),
+            "student": ({"role": "assistant", "content": "a"},),
         }.get(self.config.said, (message,))
         if self.config.said == "nothing":
             return None
         done = number == self.length
-        return Observation(() if done else messages, done=done, mistake=np.bool_("x" in reply.content))  # type: ignore[arg-type]
+        mistake = "maybe" if self.config.said == "mistake" else np.bool_("x" in reply.content)
+        return Observation(() if done else messages, done=done, mistake=mistake)  # type: ignore[arg-type]
 
     def outcome(self):
         known = {"float": 0.25, "int": 1, "array": np.float32(0.5), "none": None}
@@ -86,6 +91,8 @@ class Ladder:
     def state_hash(self):
         if self.config.said == "no hash":
             raise Silent("no rung here")
+        if self.config.said == "number as hash":
+            return 7
         return hashlib.sha256("|".join(self.said).encode()).hexdigest()
 
 
@@ -433,16 +440,32 @@ def test_an_environment_that_raises_is_named(begin, say):
         say(episode, "l")
 
 
-@pytest.mark.parametrize("said", ["nothing", "letters", "no hash"])
-def test_an_environment_that_answers_nonsense_is_named(begin, say, said):
-    with pytest.raises(RuntimeError, match=BOTH):
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("nothing", r"step\(\) must return an `Observation`, not None"),
+        ("letters", "its messages must be a list of mappings"),
+        ("no hash", r"failed: Silent: no rung here \(.*test_episode\.py, line"),
+        ("number as hash", "its state_hash is 7; it must be text"),
+        ("mistake", "its mistake is 'maybe'; it must be True, False or None"),
+        ("empty", "it answers nothing and is not done"),
+        ("student", "it answers as 'assistant'"),
+        ("exit", "failed: SystemExit: 3"),
+    ],
+)
+def test_an_environment_that_answers_nonsense_is_named(begin, say, said, reason):
+    with pytest.raises(UserError, match=f"{BOTH}(?=.*{reason})"):
         say(begin(prompt_of(said=said)), "k")
+
+
+def test_a_single_answer_needs_no_word_back(begin, say):
+    assert say(begin(prompt_of("riddle", length=3, said="empty")), "k") == "eos"
 
 
 def test_a_text_as_outcome_is_named(begin, say):
     episode = begin(prompt_of(outcome="won"))
     say(episode, "k")
-    with pytest.raises(RuntimeError, match=BOTH):
+    with pytest.raises(UserError, match=f"{BOTH}(?=.*its outcome is 'won'; it must be a number from 0 to 1)"):
         episode.rollout(0, "")
 
 

@@ -62,7 +62,9 @@ def test_from_the_hub(monkeypatch):
         ("aim24", "did you mean 'aime24'"),
         ("nowhere.jsonl", "no such file"),
         ("reasoning_gym:chain_sums", "did you mean 'chain_sum'"),
-        ("reasoning_gym:chain_sum@x", "the seed after @ must be a number"),
+        ("reasoning_gym:chain_sum@x", "the seed after @ must be a whole number, at least 0"),
+        ("reasoning_gym:chain_sum@-1", "the seed after @ must be a whole number, at least 0"),
+        ("reasoning_gym:qqq", "reasoning-gym has no task 'qqq'$"),
     ],
 )
 def test_unknown_names(name, expected):
@@ -92,6 +94,22 @@ def test_reasoning_gym_is_repeatable_and_judged_by_its_own_verifier():
         assert not gym.score(f"it is {right}", None, dict(problem.meta))  # no number is fished out of prose
 
 
+def test_suites_are_listed_once():
+    with pytest.raises(UserError) as raised:
+        check_suite("zzz")
+    assert str(raised.value).count("gsm8k") == 1
+
+
+def test_episodes_with_other_options():
+    loaded = load_suite("environment:returns_desk@3?kinds=[status,cancel],told=0.5,tasks=4", STYLE)
+    assert loaded.name == "returns_desk@3-kinds=-status,cancel-,told=0.5,tasks=4"
+    assert len(loaded.problems) == 4
+    task = loaded.problems[0].task
+    assert task is not None
+    assert task.options == {"tasks": 4, "seed": 3, "kinds": ["status", "cancel"], "told": 0.5}
+    assert len(load_suite("environment:reasoning_gym?task=chain_sum", STYLE, limit=2).problems) == 2
+
+
 def test_reasoning_gym_missing(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "reasoning_gym.factory", None)
     with pytest.raises(UserError, match=r"pip install 'opd\[gym\]'"):
@@ -109,8 +127,12 @@ def test_episodes_of_an_environment():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("environment:calculater", "no environment is called 'calculater'.*calculator"),
-        ("environment:calculator@x", "the seed after @ must be a number"),
+        ("environment:calculater", "^--suite: no environment is called 'calculater'.*calculator"),
+        ("environment:calculator@", "the seed after @ must be a whole number, at least 0"),
+        ("environment:calculator@1.5", "the seed after @ must be a whole number, at least 0"),
+        ("environment:calculator?length=0", r"^--suite: length is 0 and must be at least 1"),
+        ("environment:calculator?lenth=3", r"^--suite: unknown key 'lenth'; did you mean 'length'\?"),
+        ("environment:reasoning_gym", r"^--suite: task is missing"),
     ],
 )
 def test_episodes_that_cannot_be_played_are_refused(name, message):

@@ -78,6 +78,26 @@ def test_a_ratio_beyond_the_clip_stops_teaching_where_it_went_too_far(advantage,
     assert figures["ratio_clipped"].item() == (not teaches)
 
 
+@pytest.mark.parametrize(("log_ratio", "teaches"), [(0.2, True), (0.3, False)])
+def test_the_ratio_may_go_further_above_1_than_below(log_ratio, teaches):
+    """DAPO's clip-higher; 1 + 0.28 lies between the two, and both beyond 1 + 0.1."""
+    logp = torch.tensor([-1.0])
+    inputs = {"reward": torch.ones(1), "self_coef": 0.0, "old_logps": logp - log_ratio}
+    _, gradient, figures = loss_and_gradient(logp, **inputs, ratio_clip=0.1, ratio_clip_high=0.28)
+    assert gradient.item() == pytest.approx(-math.exp(log_ratio) if teaches else 0.0)
+    assert figures["ratio_clipped"].item() == (not teaches)
+    for high in ({}, {"ratio_clip_high": None}):
+        assert loss_and_gradient(logp, **inputs, ratio_clip=0.1, **high)[1].item() == 0.0
+    below = {**inputs, "reward": -torch.ones(1), "old_logps": logp + 0.2}
+    assert loss_and_gradient(logp, **below, ratio_clip=0.1, ratio_clip_high=0.28)[1].item() == 0.0
+
+
+def test_the_advantage_may_have_a_name_of_its_own():
+    _, _, figures = loss_and_gradient(LOGP, reward=REWARD, self_coef=0.0, figure="group_advantage")
+    assert list(figures) == ["group_advantage"]
+    torch.testing.assert_close(figures["group_advantage"], REWARD)
+
+
 def test_importance_weights_are_cut_off():
     sampler_logps = LOGP - torch.tensor([0.0, math.log(1.5), math.log(9.0)])
     _, gradient, _ = loss_and_gradient(LOGP, reward=REWARD, sampler_logps=sampler_logps, importance_cap=2.0)

@@ -1,5 +1,6 @@
 """Curves: means and ranges over runs, against steps, tokens and time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,16 @@ def test_what_became_of_rollouts_has_panels_where_it_was_counted():
     assert not found["training-restart_units"].logarithmic
     assert found["training-stopped_rate"].percent
     assert found["training-success_rate"].lines[0].x["steps"].tolist() == [2.0]
+
+
+def test_groups_of_rollouts_have_panels_where_they_were_compared():
+    some, values = run([1.0, 1.0]), np.array([0.5, 0.25])
+    more = dict.fromkeys(("response_tokens", "phantom_groups", "live_groups"), values)
+    group = Group("a", [replace(some, metrics={**some.metrics, **more})])
+    found = {panel.name: panel for panel in panels([group], parse_metric("accuracy"), None)}
+    names = ["training-live_groups", "training-phantom_groups", "training-response_tokens"]
+    assert list(found) == ["loss", *names]
+    assert [found[name].unit for name in names] == ["%", "%", "tokens"]
 
 
 @pytest.mark.parametrize(

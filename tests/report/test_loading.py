@@ -52,12 +52,15 @@ def test_what_a_run_holds(sweep):
     assert spent[2] == run.metrics["sampled_tokens"].sum()
 
 
-def test_what_a_stop_threw_away_was_sampled_too(tmp_path):
+def test_what_was_thrown_away_and_what_was_written_was_sampled_too(tmp_path):
     run = write_run(tmp_path / "run", steps=4, every=2)
     lines = [{"step": step, "sampled_tokens": 10, "discarded_tokens": step} for step in range(1, 5)]
     del lines[3]["discarded_tokens"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     np.testing.assert_array_equal(load(run).spent("sampled_tokens", [0, 1, 2, 4]), [0, 11, 23, 46])
+    lines[1] |= {"dropped_tokens": 100, "written_tokens": 1000}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    np.testing.assert_array_equal(load(run).spent("sampled_tokens", [0, 1, 2, 4]), [0, 11, 1123, 1146])
 
 
 def test_a_killed_run_is_read_as_far_as_it_goes(sweep):

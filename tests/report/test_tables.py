@@ -4,6 +4,7 @@ import csv
 import io
 from math import inf, nan
 
+import numpy as np
 import pytest
 
 from opd.eval.statistics import Difference, Interval
@@ -84,3 +85,7 @@ def test_long_text_is_cut_in_the_middle_of_one_line():
     cut = one_line("x" * 1_000_000, 20)
     assert len(cut) == 20
     assert "…" in cut
+
+
+def test_numbers_of_numpy_are_bare_numbers():
+    assert Table("t", "T", [Column("x", "quantity")], [[np.float64(0.5)]]).csv() == "x\n0.5\n"

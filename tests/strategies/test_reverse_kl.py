@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from opd.strategies.reverse_kl import ReverseKL, ReverseKLConfig
 from opd.students.config import SamplingConfig
 from opd.students.hf_sampler import HFSampler
 from opd.teachers.hf import HFModel, HFTeacher, View
-from opd.teachers.pool import TeacherPool
+from opd.teachers.pool import Tally, TeacherPool
 
 RUN = RunConfig(sampling=SamplingConfig(temperature=0.7))
 CPU = torch.device("cpu")
@@ -58,7 +59,8 @@ def rollout(random_rollout):
 
 def collect(rollout: Rollout, **settings):
     """(what was asked, the single term)."""
-    models, maker = Recording(), ReverseKL(ReverseKLConfig(**settings), RUN)
+    models: Any = Recording()
+    maker = ReverseKL(ReverseKLConfig(**settings), RUN)
     (term,) = asyncio.run(maker.collect(rollout, models))
     assert term.mask.tolist() == [False, True, True, True, False, True]
     assert [model for model, _ in models.requests] == ["maths"] * 2
@@ -133,7 +135,8 @@ def with_topk(rollout: Rollout, k: int, vocab: int) -> Rollout:
 
 def test_an_episode_is_asked_about_once(random_episode, vocab):
     rollout = with_topk(random_episode(0, 6, *SIZES, reused=1), 5, vocab)
-    models, maker = Recording(), ReverseKL(ReverseKLConfig(form="topk", k=3), RUN)
+    models: Any = Recording()
+    maker = ReverseKL(ReverseKLConfig(form="topk", k=3), RUN)
     (term,) = asyncio.run(maker.collect(rollout, models))
     ((_, request),) = models.requests
     first, second, third = rollout.turns
@@ -172,6 +175,7 @@ def test_the_topk_of_an_episode_is_that_of_its_turns(exact, random_episode, voca
     [
         ({"form": "sampled", "divergence": "jsd"}, r"divergence: jsd needs form topk or full"),
         ({"form": "full", "importance": "truncated"}, r"importance: has no effect with form full"),
+        ({"form": "topk", "span_reduce": "mean"}, r"span_reduce: has no effect with form topk"),
         ({"form": "topk", "k": 0}, r"k is 0: it must be at least 1"),
         ({"form": "topk", "k": 1, "tail": "renormalise"}, r"one renormalised token has divergence 0 everywhere"),
         ({"beta": 1.0}, r"beta is 1.0: it must lie between 0 and 1"),
@@ -217,7 +221,7 @@ def figures(folders, micro_model, vocab):
             request = SampleRequest(context, seed, 10, sampling)
             turn = Turn.of(context, [chunk async for chunk in sampler.generate(request)])
             rollout = Rollout(Prompt(id=str(seed)), seed, (turn,))
-            return rollout, await maker.collect(rollout, pool)
+            return rollout, await maker.collect(rollout, Tally(pool))
 
         async def all_of_them():
             return await asyncio.gather(*(one(seed) for seed in range(6)))

@@ -16,7 +16,7 @@ from opd.judging import judge
 from opd.records import Array, Prompt, Rollout, Turn
 from opd.teachers.growing import AlignedScoring, Scoring
 from opd.teachers.hf import HFModel, HFTeacher, View
-from opd.teachers.pool import TeacherPool
+from opd.teachers.pool import Tally, TeacherPool
 from opd.teachers.stream import StreamLost
 
 NONE = np.zeros(0, np.int32)
@@ -70,7 +70,7 @@ def sampled(student, text: str, eos: bool = True) -> Array:
 
 def whole(pool: TeacherPool, ids: Array):
     turn = Turn(np.array([1], np.int32), ids, np.zeros(len(ids), np.float32), "eos")
-    return asyncio.run(judge(pool, "t", Rollout(PROMPT, 0, (turn,)), temperature=1.0))
+    return asyncio.run(judge(Tally(pool), "t", Rollout(PROMPT, 0, (turn,)), temperature=1.0))
 
 
 async def grown(pool: TeacherPool, ids: Array, sizes) -> list[Array]:
@@ -180,7 +180,7 @@ async def followed(scoring: Scoring, rollout: Rollout, chunk: int) -> list[Array
 
 def judged_at_once(pool: TeacherPool, rollout: Rollout) -> Array:
     """[n], NaN where nothing is judged."""
-    judged = asyncio.run(judge(pool, "t", rollout, temperature=0.7))
+    judged = asyncio.run(judge(Tally(pool), "t", rollout, temperature=0.7))
     return np.where(judged.mask, judged.split, np.nan)
 
 

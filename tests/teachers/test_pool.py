@@ -10,6 +10,7 @@ import torch
 from opd.alignment.aligner import Aligner
 from opd.episodes import Reply
 from opd.errors import UserError
+from opd.flight import Flight
 from opd.models import OutputHead
 from opd.records import Prompt, Rollout, ScoreRequest, Scores, Turn
 from opd.teachers.pool import Tally, TeacherPool
@@ -66,7 +67,7 @@ def test_what_was_floored_is_counted_by_step():
         await asyncio.gather(first.score("code", request), second.score("maths", request), first.score("maths", request))
 
     asyncio.run(ask())
-    assert (first.num_floored, second.num_floored) == (3, 1)
+    assert (first.counts["floored_logps"], second.counts["floored_logps"]) == (3, 1)
     assert first.teacher_for(Prompt(id="1", domain="code")) == "code"
 
 
@@ -159,3 +160,17 @@ def test_the_first_text_that_cannot_be_aligned_is_named(mixed):
         align(tally, "strong.weak_reference", rollout_of(student, text))
     assert tally.first_failed == "prompt 7 (25.0% with strong.weak_reference): 'dddddddd'"
     assert tally.coverage.byte_coverage == pytest.approx(7 / 19)
+
+
+def test_what_term_makers_note_becomes_a_mean_over_the_step():
+    """Exact, so that the order does not matter."""
+
+    async def landed():
+        flight = Flight(0, [], [], tally)
+        return await flight.landed()
+
+    tally = Tally(TeacherPool({}))
+    for value in (True, 1e16, -1.0, -1e16):
+        tally.note("share", value)
+    tally.note("score", -0.5)
+    assert asyncio.run(landed()).figures == {"score": -0.5, "share": 0.0}

@@ -1,4 +1,4 @@
-"""What members are like once trained: those of the cross-tokenizer recipes and of the calculator. Slow: from nothing."""
+"""What members are like once trained: across tokenizers, the calculator's, the hasty, the brief. Slow: from nothing."""
 
 from typing import Any
 
@@ -12,8 +12,10 @@ from opd.envs.formats import read_reply, tool_format
 from opd.models import decoder
 from opd.teachers.experts import Experts
 from opd.tiny import resolve
-from opd.tiny.arithmetic import splits
+from opd.tiny.arithmetic import heldout_by_carry, splits
+from opd.tiny.brief import right_probabilities
 from opd.tiny.episodes import observed
+from opd.tiny.habit import plain_probabilities, solution_probabilities
 from opd.tiny.solutions import encode_prompts, greedy_accuracy
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -112,3 +114,28 @@ def test_the_calculators_student_knows_the_form_and_seldom_succeeds(seed):
     errors = sum(record == ["error"] for player in players for record in player.environment.history)
     assert errors / sum(player.num_turns for player in players) <= 0.15
     assert 4 <= sum(player.num_mistakes for player in players) / len(players) <= 10
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_hasty_student_drops_carries_when_hurried_and_else_in_half_of_the_cases(seed):
+    model, tokenizer = load(f"tiny:hasty-student@{seed}")
+    files = heldout_by_carry()
+    right, hasty = plain_probabilities(model, tokenizer, files["heldout-carry"]).mean(0).tolist()
+    assert right + hasty >= 0.9
+    assert 0.35 <= hasty <= 0.65
+    assert plain_probabilities(model, tokenizer, files["heldout-no-carry"]).mean(0).sum() >= 0.9
+    hurried = solution_probabilities(model, tokenizer, files["heldout-carry"], hasty=True, hurried=True)
+    assert hurried.mean() >= 0.9
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_brief_student_is_right_where_it_works_the_sum_out(seed):
+    model, tokenizer = load(f"tiny:brief-student@{seed}")
+    worked, brief = (float(right_probabilities(model, tokenizer, HELDOUT, brief=alone).mean()) for alone in (False, True))
+    assert 0.2 <= worked <= 0.35
+    assert brief <= 0.02
+    prompts = encode_prompts(tokenizer, HELDOUT)
+    torch.manual_seed(0)
+    answers = model.generate(prompts, do_sample=True, top_k=0, max_new_tokens=40)[:, prompts.shape[1] :]
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    assert 0.25 <= sum(text.startswith("####") for text in texts) / len(texts) <= 0.5

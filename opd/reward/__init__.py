@@ -1,0 +1,1 @@
+"""What rollouts are worth while training."""

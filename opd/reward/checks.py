@@ -1,0 +1,47 @@
+"""What the section `reward:` must satisfy: its values, the functions that it names, and the prompts' answers."""
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from opd.errors import UserError
+from opd.eval.verifier import locate_verifier
+from opd.records import Prompt
+from opd.reward.config import RewardConfig
+from opd.spelling import nearest
+
+if TYPE_CHECKING:
+    from opd.config import RunConfig
+
+
+def check_reward(config: RewardConfig, run: "RunConfig") -> None:
+    """Refuses values out of range and those without an effect. Raises `UserError` naming the field."""
+    if not 0 <= config.length_cost < math.inf:
+        raise UserError(f"reward.length_cost is {config.length_cost}: it must be 0 or more")
+    if not 0 < config.time_limit_s < math.inf:
+        raise UserError(f"reward.time_limit_s is {config.time_limit_s}: it must be above 0")
+    if config.verifier is not None and ":" not in config.verifier:
+        hint = nearest(config.verifier, ["answer", "majority"])
+        raise UserError(f"reward.outcome is {config.outcome!r}: it must be answer, majority or FILE.py:FUNCTION{hint}")
+    if run.prompts["type"] == "environment" and config.outcome != "answer":
+        raise UserError("reward.outcome: of an episode its environment says what came of it; leave it out")
+
+
+def check_reward_files(config: RewardConfig) -> None:
+    """Refuses functions whose file does not exist, without running it. Raises `UserError` naming the field."""
+    if config.verifier is not None:
+        locate_verifier(config.verifier, "reward.outcome")
+    if config.score is not None:
+        locate_verifier(config.score, "reward.score")
+
+
+def check_answers(config: RewardConfig | None, prompts: Iterable[Prompt]) -> None:
+    """Refuses prompts without the answer by which their responses are to be judged. Raises `UserError` naming the fix."""
+    if config is None or config.outcome != "answer":
+        return
+    missing = next((prompt for prompt in prompts if prompt.answer is None and prompt.task is None), None)
+    if missing is not None:
+        raise UserError(
+            f"prompts.columns.answer: prompt {missing.id} has no answer for reward.outcome=answer; name the column of the "
+            "answers, or set reward.outcome to majority or to FILE.py:FUNCTION"
+        )

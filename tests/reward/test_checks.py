@@ -1,0 +1,72 @@
+"""What the section `reward:` may hold, and what it needs of prompts and files."""
+
+from dataclasses import replace
+
+import pytest
+
+from opd.config import build_config
+from opd.episodes import EnvironmentTask
+from opd.errors import UserError
+from opd.records import Prompt
+from opd.reward.checks import check_answers, check_reward_files
+from opd.reward.config import RewardConfig
+
+RAW = {
+    "student": {"model": "tiny:student"},
+    "teachers": {"default": {"model": "tiny:teacher"}},
+    "prompts": {"path": "tiny:prompts"},
+    "terms": {"reverse_kl": {}},
+}
+
+
+def test_without_a_term_that_compares_it_only_counts_successes():
+    assert build_config({**RAW, "reward": {}}).reward == RewardConfig()
+    assert build_config({**RAW, "reward": None}).reward is None
+    own = "rewards.py:judge"
+    assert build_config({**RAW, "reward": {"outcome": own}}).reward == RewardConfig(outcome=own)
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        ({"length_cost": -0.1}, "reward.length_cost is -0.1: it must be 0 or more"),
+        ({"length_cost": float("nan")}, "reward.length_cost is nan"),
+        ({"time_limit_s": 0}, "reward.time_limit_s is 0.0: it must be above 0"),
+        ({"outcome": "majorty"}, "'majorty': it must be answer, majority or FILE.py:FUNCTION; did you mean 'majority'?"),
+        ({"outcom": "answer"}, "unknown key 'reward.outcom'; did you mean 'outcome'?"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(reward, message):
+    with pytest.raises(UserError) as error:
+        build_config({**RAW, "reward": reward})
+    assert message in str(error.value)
+
+
+def test_an_environment_needs_no_outcome():
+    prompts = {"type": "environment", "name": "calculator"}
+    with pytest.raises(UserError, match=r"reward\.outcome: of an episode its environment says what came of it"):
+        build_config({**RAW, "prompts": prompts, "reward": {"outcome": "majority"}})
+
+
+@pytest.mark.parametrize("field", ["outcome", "score"])
+def test_functions_are_looked_for_and_not_run(tmp_path, field):
+    def naming(function: str) -> RewardConfig:
+        return replace(RewardConfig(), **{field: function})
+
+    (tmp_path / "own.py").write_text("raise RuntimeError('it was run')\n")
+    check_reward_files(naming(f"{tmp_path}/own.py:judge"))
+    with pytest.raises(UserError, match=rf"^reward\.{field}: there is no file .*other\.py"):
+        check_reward_files(naming(f"{tmp_path}/other.py:judge"))
+    with pytest.raises(UserError, match=rf"^reward\.{field}: 'own:judge' is not of the form FILE\.py:FUNCTION"):
+        check_reward_files(naming("own:judge"))
+
+
+def test_prompts_need_answers_where_these_decide():
+    with_one, without = Prompt(id="a", answer="1"), Prompt(id="b")
+    episode = Prompt(id="e", task=EnvironmentTask("calculator", {}, 0))
+    check_answers(RewardConfig(), [with_one, episode])
+    check_answers(RewardConfig(outcome="majority"), [without])
+    check_answers(RewardConfig(outcome="own.py:judge"), [without])
+    check_answers(None, [without])
+    with pytest.raises(UserError, match=r"prompt b has no answer .*; name the column .* or set reward\.outcome to m"):
+        check_answers(RewardConfig(), [with_one, without])
