@@ -112,7 +112,7 @@ def make_accelerator() -> Accelerator:
 def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None) -> Parts:
     """Loads prompts first (cheap mistakes show early), then tokenizers, then models. Raises `UserError`."""
     prompts = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
-    check_answers(config.reward, prompts.known())
+    check_answers(config, prompts.known())
     heldout, selection, grader = _problems(config)
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
     masks = {name: MASKS.load(name, "masks")(section, config) for name, section in config.masks.items()}
@@ -197,6 +197,8 @@ def _teachers(
     )
     if START in opened:
         samplers[START] = _start_sampler(config, opened[START], vocab, player.contexts.eos_ids, clock)
+    if config.masks or START in opened:
+        side.spell([])  # a tokenizer that cannot be spelt shows now
     floor = config.alignment.min_byte_coverage
     return TeacherPool(opened, config.teachers, pairing.aligners, floor, clock, player.contexts.read, side)
 

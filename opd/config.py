@@ -104,7 +104,8 @@ class RunConfig:
         models = frozen_models(self.teachers, weak=any(maker.needs_weak_reference for maker in makers))
         if any(maker.needs_start for maker in makers):
             student = self.student
-            models[START] = FrozenConfig(student.model, student.revision, dtype=student.dtype, attention=student.attention)
+            dtype = self.objective.precision if student.lora is None else student.dtype  # beneath adapters: as it is
+            models[START] = FrozenConfig(student.model, student.revision, dtype=dtype, attention=student.attention)
         return models
 
     @property

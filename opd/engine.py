@@ -6,7 +6,9 @@ One event loop drives a whole run: scoring overlaps sampling, and with `lookahea
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import count
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -16,7 +18,7 @@ from opd.checkpoint import save
 from opd.config import RunConfig
 from opd.eval.heldout import evaluate
 from opd.flight import Flight
-from opd.groups import dealt, shared
+from opd.groups import dealt, each, together
 from opd.masking import masked
 from opd.objective.batching import Taught
 from opd.objective.learner import Metrics
@@ -35,6 +37,7 @@ class Engine:
     ) -> None:
         self.config, self.parts, self.recorder, self.step, self.known = config, parts, recorder, step, known or {}
         self.flight: Flight | None = None  # the next step's rollouts, where they have started
+        self.prompts = lru_cache(16)(parts.prompts.at)  # groups of one step ask for the same attempts
 
     async def run(self) -> None:
         """From `self.step` to the recipe's last step."""
@@ -76,9 +79,10 @@ class Engine:
         with parts.clock("sync"):
             parts.sampler.sync(parts.learner.student, version=self.step)
         with parts.clock("prompts"):
-            prompts = parts.prompts.at(step, 0, self.config.batch.prompts)
+            prompts = self.prompts(step, 0, self.config.batch.prompts)
         known, self.known = self.known, {}
         tally = Tally(parts.teachers, slot_seed(self.config.seed, step))
+        started: list[asyncio.Task[Any]] = []
         sampling, teaching = [], []
         process, processes = parts.accelerator.process_index, parts.accelerator.num_processes
         for slots in dealt(len(prompts), copies, process, processes, together=parts.compares_groups):
@@ -88,10 +92,11 @@ class Engine:
                 plan = parts.steering.plan(prompt, step, slot)  # now, while nothing of this step is known
                 group.append(asyncio.create_task(self.sample(prompt, step, slot, plan, known)))
             if parts.compares_groups:
-                group = shared(self.settle(step, slots, group, tally), len(slots))
+                started += [*group, asyncio.create_task(self.settle(step, slots, group, tally))]
+                group = each(started[-1], len(slots))
             sampling += group
             teaching += [asyncio.create_task(self.teach(one, tally)) for one in group]
-        return Flight(step, sampling, teaching, tally)
+        return Flight(step, sampling, teaching, tally, started)
 
     async def sample(
         self, prompt: Prompt, step: int, slot: int, plan: Plan, known: Mapping[int, Rollout], attempt: int = 0
@@ -109,15 +114,16 @@ class Engine:
         may take their place."""
         parts, batch = self.parts, self.config.batch
         for attempt in count(1):
-            rollouts = await asyncio.gather(*sampling)
+            rollouts = await together(sampling)
             group = [rollout for rollout in rollouts if rollout is not None]
             if parts.rewards is not None:
                 group = await parts.rewards.judged(group)
-            if not group or all(maker.keeps(group, attempt - 1) for maker in parts.makers):
+            too_long = not group and attempt == 1  # of another prompt that is too long a further one takes the place
+            if too_long or all(maker.keeps(group, attempt - 1) for maker in parts.makers):
                 tally.groups |= dict.fromkeys((rollout.slot for rollout in group), group)
                 return [next((one for one in group if one.slot == slot), None) for slot in slots]
             tally.drop(group)
-            prompt = parts.prompts.at(step, attempt, batch.prompts)[slots[0] // batch.rollouts_per_prompt]
+            prompt = self.prompts(step, attempt, batch.prompts)[slots[0] // batch.rollouts_per_prompt]
             plans = {slot: parts.steering.plan(prompt, step, slot) for slot in slots}  # still, nothing of this step is known
             sampling = [asyncio.create_task(self.sample(prompt, step, slot, plans[slot], {}, attempt)) for slot in slots]
         raise AssertionError("unreachable")

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from accelerate.utils import gather_object
 
@@ -33,6 +34,7 @@ class Flight:
     sampling: Sequence["asyncio.Task[Rollout | None]"]
     teaching: Sequence["asyncio.Task[Taught | None]"]
     tally: Tally
+    started: Sequence["asyncio.Task[Any]"] = ()  # what the former wait for
 
     async def sampled(self) -> list[Rollout]:
         """The rollouts, once the sampler has nothing more to do for them."""
@@ -59,7 +61,7 @@ class Flight:
 
     async def cancel(self) -> None:
         """Gives up what is not done yet."""
-        tasks = [*self.sampling, *self.teaching]
+        tasks = [*self.sampling, *self.teaching, *self.started]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,8 +1,8 @@
 """Which slots a process has, and tasks for the rollouts of one prompt where these are compared with each other."""
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 Value = TypeVar("Value")
 
@@ -14,11 +14,21 @@ def dealt(num_prompts: int, copies: int, process: int, num_processes: int, *, to
         yield list(range(number * size, (number + 1) * size))
 
 
-def shared(work: Coroutine[Any, Any, Sequence[Value]], count: int) -> list["asyncio.Task[Value]"]:
-    """A task for each of the `count` results of `work`, which is done once; cancelling one of them gives it up."""
-    whole = asyncio.create_task(work)
+def each(whole: "asyncio.Task[Sequence[Value]]", count: int) -> list["asyncio.Task[Value]"]:
+    """A task for each of the `count` results of `whole`; cancelling one of them gives up all."""
 
     async def one(place: int) -> Value:
         return (await whole)[place]
 
     return [asyncio.create_task(one(place)) for place in range(count)]
+
+
+async def together(tasks: Sequence["asyncio.Task[Value]"]) -> list[Value]:
+    """The results of all; where one fails or the wait is given up, so are the others."""
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -63,7 +63,7 @@ def pair(
 def unaligned_terms(makers: Mapping[str, TermMaker], pairing: Pairing, facts: Mapping[str, TeacherFacts]) -> Iterator[str]:
     """What is wrong with each term that needs the student's own tokens where a teacher reads others."""
     for name, maker in makers.items():
-        if pairing.aligners and not maker.across_tokenizers:
+        if pairing.aligners and maker.needs_teacher and not maker.across_tokenizers:
             field = facts[next(iter(pairing.aligners))].field
             yield (
                 f"terms.{name}: {field} reads with another tokenizer than the student, where only terms on aligned text "

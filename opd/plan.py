@@ -5,14 +5,21 @@ from pathlib import Path
 from opd.config import RunConfig, to_yaml
 from opd.data import load_prompts
 from opd.envs.config import load_tasks
-from opd.registry import PROMPT_SOURCES
+from opd.registry import PROMPT_SOURCES, TERM_MAKERS
 from opd.reward.checks import check_answers
+
+
+def _beside(config: RunConfig) -> str:
+    """What is generated beside the rollouts that are trained."""
+    makers = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
+    more = [what for maker in makers for what in maker.generates]
+    return f", beside {' and '.join(more)}" if more else ""
 
 
 def plan(config: RunConfig, out: Path) -> str:
     """The resolved recipe and the size of the run, as text. Reads the prompts. Raises `UserError`."""
     source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
-    check_answers(config.reward, source.known())
+    check_answers(config, source.known())
     first = source.at(0, 0, 1)[0]
     heldout = load_prompts(config.eval.prompts, "eval.prompts") if config.eval.prompts else []
     if config.eval.environment is not None:
@@ -27,7 +34,7 @@ def plan(config: RunConfig, out: Path) -> str:
         "",
         f"# run directory: {out}" + (" (holds a run)" if (out / "config.yaml").exists() else ""),
         f"# first prompt: {first.id}",
-        f"# {config.steps} steps of {rollouts} rollouts, at most {most}",
+        f"# {config.steps} steps of {rollouts} rollouts, at most {most}{_beside(config)}",
         f"# {config.steps * config.objective.updates_per_batch} optimizer updates",
         f"# {len(heldout)} held-out problems",
     ]

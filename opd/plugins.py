@@ -129,7 +129,9 @@ class TermMaker:
     needs_reference: bool = False  # whether its terms refer to the student's frozen start, which the learner then runs too
     needs_start: ClassVar[bool] = False  # whether it asks the student's frozen start (`opd.teachers.config.START`)
     needs_weak_reference: ClassVar[bool] = False  # whether it compares a teacher with the weak reference of its family
+    needs_answers: ClassVar[bool] = False  # whether it reads the answers of prompts, so that each must have one
     compares_groups: ClassVar[bool] = False  # whether it compares the rollouts of one prompt, which one process then has
+    generates: Sequence[str] = ()  # what is sampled for it beside the rollouts that are trained, in words
     across_tokenizers: bool = False  # whether it can learn from a teacher that reads with another tokenizer
 
     def __init__(self, config: Any, run: "RunConfig") -> None: ...
@@ -144,7 +146,8 @@ class TermMaker:
 
     def keeps(self, group: Sequence[Rollout], attempt: int) -> bool:
         """Whether the rollouts of one prompt may teach. Else another prompt takes their place, as attempt `attempt + 1`.
-        Only asked with `compares_groups`."""
+        Only asked with `compares_groups`. A maker that ever says no must refuse `lookahead`: a checkpoint cannot tell of
+        which attempt a rollout in flight is."""
         return True
 
     async def collect(self, rollout: Rollout, models: Models) -> list[Term]:

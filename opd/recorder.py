@@ -27,6 +27,9 @@ from opd.teachers.pool import Tally
 from opd.tokenization import render_text
 from opd.trackers import Tracker
 
+AT_TIMES = ("written_tokens", "dropped_groups", "dropped_tokens")  # left out where there are none
+TOTALS = ("sampled_tokens", "trained_tokens", "skipped_prompts", *AT_TIMES)
+
 
 class Recorder:
     """Owns the counters of a run. Only the main process writes; every process must call."""
@@ -36,7 +39,7 @@ class Recorder:
     ) -> None:
         self.config, self.parts, self.directory, self.bar, self.trackers = config, parts, directory, bar, trackers
         self.begin_s = time.perf_counter()
-        self.totals = {"wall_s": 0.0, "sampled_tokens": 0, "trained_tokens": 0, "skipped_prompts": 0}
+        self.totals = {"wall_s": 0.0, **dict.fromkeys(TOTALS, 0)}
         self.evaluations: dict[str, dict[str, Any]] = {}
         self.full_length = FullLength()
         self.warned = False  # of restarts that fail
@@ -46,13 +49,13 @@ class Recorder:
         """Step `step` is done: one line of metrics."""
         counts = sum(gather_object([counts_of(step, landed.taught, self.parts.chunk_tokens)]), Counter())
         counts += sum(gather_object([landed.counts]), Counter())
-        for name in ("sampled_tokens", "trained_tokens", "skipped_prompts"):
+        for name in TOTALS:
             self.totals[name] += int(counts[name])
         figures = dict(metrics)
         if not self._comparable:
             figures.pop("mismatch", None)  # two different distributions: their distance says nothing
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
-        figures |= {name: counts[name] for name in ("written_tokens", "dropped_groups", "dropped_tokens") if counts[name]}
+        figures |= {name: counts[name] for name in AT_TIMES if counts[name]}
         figures |= landed.figures
         if (aligned := landed.coverage).units:
             figures |= {"align/byte_coverage": aligned.byte_coverage, "align/token_coverage": aligned.token_coverage}
@@ -122,7 +125,7 @@ class Recorder:
         summary = {
             "steps": self.config.steps,
             "wall_s": round(self._wall_s(), 2),
-            **{name: self.totals[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts")},
+            **{name: self.totals[name] for name in TOTALS if self.totals[name] or name not in AT_TIMES},
             "peak_gib": round(peak_gib(), 3),
             "eval": self.evaluations,
             **({"selected": self.selection} if self.selection else {}),
@@ -140,7 +143,7 @@ class Recorder:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.totals, self.evaluations = dict(state["totals"]), dict(state["evaluations"])
+        self.totals, self.evaluations = self.totals | state["totals"], dict(state["evaluations"])
         self.selection = dict(state.get("selection", {}))
         self.full_length = FullLength(state.get("full_length"))
 

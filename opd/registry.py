@@ -18,11 +18,13 @@ from opd.spelling import nearest
 
 @dataclass(frozen=True)
 class Registry:
-    """Names of one kind of plug-in. `what` is how error messages call it, `group` its entry point group."""
+    """Names of one kind of plug-in. `what` is how error messages call it, `group` its entry point group, `base` the class of
+    `opd.plugins` that it derives from, where there is one."""
 
     what: str
     group: str
     builtin: dict[str, str]
+    base: str | None = None
 
     def names(self) -> list[str]:
         return sorted({*self.builtin, *(e.name for e in entry_points(group=self.group))})
@@ -40,6 +42,8 @@ class Registry:
                 raise UserError(f"{field}: {self.what} {name!r} ({entry.value}) cannot be imported: {what}") from error
             if not isinstance(kind, type) or not is_dataclass(getattr(kind, "Config", None)):
                 raise UserError(f"{field}: {self.what} {name!r} ({entry.value}) must be a class with a dataclass `Config`")
+            if self.base is not None and not issubclass(kind, getattr(import_module("opd.plugins"), self.base)):
+                raise UserError(f"{field}: {self.what} {name!r} ({entry.value}) must derive from opd.plugins.{self.base}")
             return kind
         raise UserError(f"{field}: no {self.what} is called {name!r}{nearest(name, self.names())}")
 
@@ -79,6 +83,7 @@ CONTROLLERS = Registry(
         "prefix": "opd.strategies.prefix:Prefix",
         "stride": "opd.strategies.stride:Stride",
     },
+    "RolloutController",
 )
 TERM_MAKERS = Registry(
     "term maker",
@@ -91,5 +96,6 @@ TERM_MAKERS = Registry(
         "self_distillation": "opd.strategies.self_distillation:SelfDistillation",
         "shared_topk": "opd.strategies.shared_topk:SharedTopK",
     },
+    "TermMaker",
 )
-MASKS = Registry("mask", "opd.masks", {"endpoint": "opd.strategies.endpoint:Endpoint"})
+MASKS = Registry("mask", "opd.masks", {"endpoint": "opd.strategies.endpoint:Endpoint"}, "Mask")

@@ -1,12 +1,13 @@
 """What term makers and masks may know of the student: how it sees a prompt, what its tokens spell, what it would write."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 
 from opd.alignment.token_bytes import TokenBytes
 from opd.contexts import Contexts
+from opd.errors import UserError
 from opd.records import Array, Chunk, Prompt, SampleRequest, Sampling, Turn
 from opd.students.sampler import Sampler
 
@@ -28,9 +29,10 @@ class StudentSide:
         ids = self.contexts(prompt)
         return None if ids is None or len(ids) + num_tokens > self.contexts.max_context else ids
 
-    def spell(self, token_ids: Array) -> list[bytes]:
+    def spell(self, token_ids: Array | Sequence[int]) -> list[bytes]:
         """See `opd.plugins.Models.spell`. Raises `UserError` for a tokenizer whose decoder is not understood."""
-        return [self._bytes[int(index)] for index in token_ids]
+        pieces = self._bytes
+        return [pieces[int(index)] for index in token_ids]
 
     async def write(
         self, model: str, prompt: Prompt, seed: int, max_new_tokens: int, temperature: float
@@ -50,4 +52,7 @@ class StudentSide:
 
     @cached_property
     def _bytes(self) -> TokenBytes:
-        return TokenBytes.of(self.contexts.tokenizer.backend_tokenizer, "student.model")
+        backend = getattr(self.contexts.tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise UserError("student.model: its tokenizer is not a fast one, whose tokens alone can be spelt byte by byte")
+        return TokenBytes.of(backend, "student.model")

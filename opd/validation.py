@@ -13,7 +13,7 @@ from opd.objective.config import OptimizerConfig
 from opd.registry import CONTROLLERS, MASKS, TERM_MAKERS
 from opd.reward.checks import check_reward, check_reward_files
 from opd.teachers.client.addresses import check_addresses
-from opd.teachers.config import FrozenConfig, TeacherConfig, field_of, frozen_models
+from opd.teachers.config import START, FrozenConfig, TeacherConfig, field_of, frozen_models
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -147,6 +147,8 @@ def _check_ranges(config: "RunConfig") -> None:
             raise UserError(f"{key} is {value}: it must be above 0 and at most 1")
     if not 0 <= config.alignment.min_byte_coverage <= 1:
         raise UserError(f"alignment.min_byte_coverage is {config.alignment.min_byte_coverage}: it is a share, from 0 to 1")
+    if START in config.teachers:
+        raise UserError(f"teachers.{START}: this is what the student's own start is called; choose another name")
     for name, teacher in config.teachers.items():
         _check_weak_reference(f"teachers.{name}.weak_reference", teacher)
     for name, model in frozen_models(config.teachers, weak=True).items():

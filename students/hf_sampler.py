@@ -9,8 +9,8 @@ Shape legend: B rows, T columns of the cache, V ids in use, P tokens of the long
 import asyncio
 import copy
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,11 +147,9 @@ class HFSampler:
 
     async def _work(self) -> None:
         await asyncio.sleep(0)  # turns requested in the same turn of the loop start together
-        training = self.model.training
-        self.model.eval()
         try:
             while self.busy:
-                with self.clock("sample"), torch.no_grad(), self._within():
+                with self.clock("sample"), torch.no_grad(), _evaluating(self.model), self._within():
                     for _ in range(self.chunk_tokens):
                         began = self._admit()
                         if not self._rows:
@@ -167,7 +165,6 @@ class HFSampler:
                 row.chunks.put_nowait(error)
             self._waiting.clear()
         finally:
-            self.model.train(training)
             self._rows, self._cache = [], RowCache()
 
     async def _all_awaited(self) -> None:
@@ -342,6 +339,17 @@ class HFSampler:
                     topk_logps=topk[1].numpy() if topk else None,
                 )
             )
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Nothing is dropped out within. For a chunk at a time: others may decode with the same module in between."""
+    training = model.training
+    model.train(False)
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def _fills_prefill(rows: Sequence[_Row]) -> bool:

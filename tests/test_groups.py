@@ -1,10 +1,10 @@
-"""Who has which slots, and one piece of work that is a task for each of its results."""
+"""Who has which slots, tasks for the results of one piece of work, and tasks that go together."""
 
 import asyncio
 
 import pytest
 
-from opd.groups import dealt, shared
+from opd.groups import dealt, each, together
 
 
 def test_slots_are_dealt_one_by_one():
@@ -22,19 +22,15 @@ def test_each_slot_is_dealt_once(processes, together):
     assert sorted(slot for own in lists for slot in own) == list(range(20))
 
 
-def test_the_work_is_done_once_and_each_task_has_its_result():
-    calls = []
-
+def test_each_task_has_its_result():
     async def work():
-        calls.append(1)
         await asyncio.sleep(0)
         return ["a", "b", "c"]
 
     async def run():
-        return await asyncio.gather(*reversed(shared(work(), 3)))
+        return await asyncio.gather(*reversed(each(asyncio.create_task(work()), 3)))
 
     assert asyncio.run(run()) == ["c", "b", "a"]
-    assert calls == [1]
 
 
 def test_an_error_reaches_every_task():
@@ -42,26 +38,44 @@ def test_an_error_reaches_every_task():
         raise ValueError("no")
 
     async def run():
-        return await asyncio.gather(*shared(work(), 2), return_exceptions=True)
+        return await asyncio.gather(*each(asyncio.create_task(work()), 2), return_exceptions=True)
 
     assert [str(one) for one in asyncio.run(run())] == ["no", "no"]
 
 
 def test_cancelling_a_task_gives_the_work_up():
-    ended = []
-
-    async def work():
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.append(1)
-        return [1, 2]
-
     async def run():
-        tasks = shared(work(), 2)
+        whole = asyncio.create_task(asyncio.sleep(60, [1, 2]))
+        tasks = each(whole, 2)
         await asyncio.sleep(0)
         tasks[0].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        return whole.cancelled()
 
-    asyncio.run(run())
-    assert ended == [1]
+    assert asyncio.run(run())
+
+
+def test_where_one_fails_the_others_are_given_up():
+    async def fail():
+        await asyncio.sleep(0)
+        raise ValueError("no")
+
+    async def run():
+        others = [asyncio.create_task(asyncio.sleep(60)) for _ in range(2)]
+        with pytest.raises(ValueError, match="no"):
+            await together([others[0], asyncio.create_task(fail()), others[1]])
+        return [one.cancelled() for one in others]
+
+    assert asyncio.run(run()) == [True, True]
+
+
+def test_a_wait_that_is_given_up_gives_up_what_it_waits_for():
+    async def run():
+        others = [asyncio.create_task(asyncio.sleep(60)) for _ in range(2)]
+        wait = asyncio.create_task(together(others))
+        await asyncio.sleep(0)
+        wait.cancel()
+        await asyncio.gather(wait, return_exceptions=True)
+        return [one.cancelled() for one in others]
+
+    assert asyncio.run(run()) == [True, True]

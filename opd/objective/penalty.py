@@ -19,10 +19,11 @@ def penalty(logp: Float[Tensor, " c"], inputs: Mapping[str, Any]) -> tuple[Tenso
 
     Inputs: `gate` [c], at least 0; `penalty`, the form of the push; `anchor`, that of the pull; `reference` [c], the
     reference's log-probs of the tokens; `alpha`; `importance_cap`, for `is_fkl`; `clamp`, the largest size of a token's loss
-    or None, beyond which it has no gradient; `trust` or None: with several updates a batch a token whose probability has
-    fallen below 1 - trust of what it was under `old_logps` [c] is dropped; `policy_gradient`: the loss is then no
-    function of the student but a detached cost of the token, weighted by the ratio of the student to the policy that the
-    batch began with (eq. 14). Inputs `figure_NAME` [c] are averaged as the metric NAME.
+    or None: a loss beyond it is that size and has no gradient; `trust` or None: with several updates a batch a token whose
+    probability has fallen below 1 - trust of what it was under `old_logps` [c] is dropped; `policy_gradient`: the loss is
+    then no function of the student but a detached cost of the token, weighted by the ratio of the student to the policy that
+    the batch began with (eq. 14). The gradient is then that of the ratio alone, so that a clamped cost keeps one, of the
+    clamped size. Inputs `figure_NAME` [c] are averaged as the metric NAME.
     """
     pushed = inputs["gate"] * push(logp, inputs["penalty"])
     pulled = pull(logp, inputs)

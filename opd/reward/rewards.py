@@ -13,7 +13,7 @@ from opd.errors import UserError
 from opd.eval.answers.extract import extract_answer
 from opd.eval.grading import Grade, Grader, Item
 from opd.records import Rollout
-from opd.reward.checks import check_answers
+from opd.reward.checks import refuse_unanswered
 from opd.reward.config import RewardConfig
 
 
@@ -58,7 +58,7 @@ class Rewards:
         if self.config.outcome == "majority":
             return [*self._agreeing(items)]
         if self.config.verifier is None:
-            check_answers(self.config, [whole[0].prompt])
+            refuse_unanswered([whole[0].prompt])
             return [grade.reward for grade in self.grader.grade_many(items)]
         rewards = [grade.reward for grade in await asyncio.to_thread(self.grader.grade_many, items)]
         for reward in rewards:

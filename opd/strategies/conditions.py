@@ -21,6 +21,8 @@ from opd.strategies.reprompted import reworded, wording
 
 FIELD = "terms.negative.condition"
 CHARACTERS_A_TOKEN = 16  # more than any text has: what is longer by this measure need not be tokenised as a whole
+MIN_TELLING = 2  # characters of an answer that would hardly stand in a text by chance
+SAID = r"(?i:\b(?:answer|result|solution|total|sum|is|are|be|equals?|gives?|gets?)\b|[=:])[\s$\\({*]{1,4}"
 SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]]*(?=\s|$)|[\u3002\uff01\uff1f]")
 
 _ASK = (
@@ -31,7 +33,7 @@ _ASK = (
 )
 ONLINE = "Problem: {problem}\n\nAn attempt at it:\n{response}\n\n" + _ASK.format(", much like a weakness of this attempt,")
 QUESTION = "Problem: {problem}\n\n" + _ASK.format("")
-TEMPLATE = "Problem: {problem}\n{condition}\nNow solve the problem following this instruction:\n{instruction}"
+TEMPLATE = "{condition}\n\n{prompt}"
 INSTRUCTION = "Let's think step by step and output the final answer within \\boxed{}."
 
 
@@ -56,11 +58,11 @@ class ConditionConfig:
     question_prompt: str = QUESTION
     """For `question`: what the writer is asked, with {problem}."""
     template: str = TEMPLATE
-    """What takes the place of the user's last message: {condition}, {problem} as the data have it, {prompt}, which is the
-    message itself, and {instruction}."""
+    """What takes the place of the user's last message: {condition}, {prompt}, which is the message itself, {problem} as the
+    data have it, and {instruction}. It should differ from the student's own prompt by the condition alone, or the gate
+    measures the other wording as well; the paper's (recipe `negative/paper`) fits the paper's prompt."""
     instruction: str = INSTRUCTION
-    """What {instruction} stands for. It should ask for what the student's own prompt asks for (`prompts.template`), or the
-    two differ by more than the condition."""
+    """What {instruction} stands for: what the student's own prompt asks for (`prompts.template`)."""
 
     @property
     def written(self) -> bool:
@@ -114,8 +116,8 @@ class Conditions:
         and where what was written holds the answer. Raises `UserError` for a file of passages that cannot be read."""
         prompt, config = rollout.prompt, self.config
         if config.source == "file":
-            start = _number(f"{self.seed} {prompt.id} {rollout.slot}") % len(self._passages)
-            others = (*self._passages[start:], *self._passages[:start])
+            passages, start = self._passages, _number(f"{self.seed} {prompt.id} {rollout.slot}")
+            others = (passages[(start + place) % len(passages)] for place in range(len(passages)))
             chosen = next((one for one in others if not holds_answer(one, prompt)), None)
             return Condition("", leaked=True) if chosen is None else Condition(self._cut(chosen, models))
         if config.source == "fixed":
@@ -191,11 +193,15 @@ def whole_sentences(text: str) -> str:
 
 
 def holds_answer(text: str, prompt: Prompt) -> bool:
-    """Whether the text names the prompt's answer, or one of several, as a word of its own. Known answers are used for
-    nothing else."""
+    """Whether the text names the prompt's answer, or one of several, as a word of its own; a single character, which any
+    text may have, only where it is said to be a result. Known answers are used for nothing else."""
     answers = (prompt.answer,) if isinstance(prompt.answer, str) else prompt.answer or ()
-    words = [re.escape(answer.strip()) for answer in answers if answer.strip()]
-    return any(re.search(rf"(?<!\w){word}(?!\w)", text) for word in words)
+    return any(_names(text, answer.strip()) for answer in answers if answer.strip())
+
+
+def _names(text: str, answer: str) -> bool:
+    said = "" if len(answer) >= MIN_TELLING else SAID
+    return re.search(rf"{said}(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 
 def _after_thinking(text: str) -> str:

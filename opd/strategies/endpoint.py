@@ -35,8 +35,9 @@ STEP_FIELDS = ("delimiter", "step_budget", "no_delimiter")
 @dataclass(frozen=True)
 class EndpointConfig:
     """The middle of the reasoning, masked. Never masked are the final answer (what follows `</think>`; without that, the
-    last line with `\\boxed{` and the last one with `####`), tokens without text such as EOS, and a turn that a rollout
-    controller stopped. Each turn of an episode is masked for itself."""
+    last line with `\\boxed{` and the last one with `####`), tokens without text such as EOS, and the unit at which a rollout
+    controller stopped: a turn or, of a single answer, its last chunk of `sampler.chunk_tokens` tokens. Each turn of an
+    episode is masked for itself. Metrics that are means over tokens are then means over those that are not masked."""
 
     fraction: float = 0.2
     """The share of the reasoning's trainable tokens that is masked, at most."""
@@ -54,7 +55,8 @@ class EndpointConfig:
     """Where the mask lies. The others are controls: they mask exactly as many tokens as the middle would have."""
     normalizer: Literal["all", "live"] = "all"
     """Whether masked tokens still count in the loss's normaliser: `all` removes their terms and nothing else, `live` makes
-    the others' share larger by 1 / (1 - fraction), as a higher learning rate would."""
+    the others' share larger by 1 / (1 - fraction), as a higher learning rate would. A term's `baseline: mean` is the mean of
+    the tokens that are not masked, which moves their advantages: it goes with `live` alone."""
     no_delimiter: Literal["none", "token"] = "none"
     """By step, where the reasoning is one single step: mask nothing, or by token."""
     mask_truncated: bool = True
@@ -69,7 +71,7 @@ class Endpoint(Mask):
     Config = EndpointConfig
 
     def __init__(self, config: EndpointConfig, run: "RunConfig") -> None:
-        self.config, self.seed = config, run.seed
+        self.config, self.seed, self.chunk = config, run.seed, run.sampler.chunk_tokens
         self.counted = config.normalizer == "all"
 
     @staticmethod
@@ -83,6 +85,12 @@ class Endpoint(Mask):
         for name in STEP_FIELDS if config.by == "token" else ():
             if getattr(config, name) != getattr(EndpointConfig, name):
                 raise UserError(f"masks.endpoint.{name}: has no effect with by: token; leave it out")
+        for name, term in run.terms.items() if config.normalizer == "all" else ():
+            if getattr(term, "baseline", "none") == "mean":
+                raise UserError(
+                    f"terms.{name}.baseline: the mean is taken over the tokens that masks.endpoint leaves, so that the mask "
+                    f"would move their advantages; set masks.endpoint.normalizer=live, or terms.{name}.baseline=none"
+                )
 
     def weights(self, rollout: Rollout, models: Models) -> Array:
         """See `opd.plugins.Mask.weights`: 0 where a token is masked, else 1."""
@@ -91,14 +99,17 @@ class Endpoint(Mask):
 
     def _turn(self, rollout: Rollout, number: int, turn: Turn, models: Models) -> Array:
         """[n] float32."""
-        config = self.config
+        config, single = self.config, rollout.prompt.single_turn
         weights = np.ones(len(turn.sampled_ids), np.float32)
-        if turn.finish == "stopped" or (turn.finish == "length" and not config.mask_truncated) or not turn.trainable.any():
+        whole = (turn.finish == "stopped" and not single) or (turn.finish == "length" and not config.mask_truncated)
+        if whole or not turn.trainable.any():
             return weights
         reasoning, step = reasoning_of(models.spell(turn.sampled_ids), config.region, config.delimiter.encode())
         reasoning &= turn.trainable
         if turn.finish in ("eos", "env"):
             reasoning[-1] = False  # an EOS that is text to the tokenizer
+        if turn.finish == "stopped":  # its last chunk (`opd.units`) is what the stop was about
+            reasoning[(len(weights) - 1) // self.chunk * self.chunk :] = False
         tokens = np.flatnonzero(reasoning)
         if not len(tokens) or len(tokens) < config.min_tokens:
             return weights

@@ -67,11 +67,12 @@ class GroupReward(TermMaker):
     Config = GroupRewardConfig
     needs_teacher = False
     compares_groups = True
-    across_tokenizers = True  # it asks no teacher
 
     def __init__(self, config: GroupRewardConfig, run: "RunConfig") -> None:
         self.config = config
         self.policy_inputs = {**config.policy_inputs(run), "ratio_clip_high": config.ratio_clip_high}
+        if config.dead == "drop_and_refill":
+            self.generates = ("those that are dropped and refilled",)
 
     @staticmethod
     def check(config: GroupRewardConfig, run: "RunConfig") -> None:
@@ -90,6 +91,8 @@ class GroupReward(TermMaker):
             raise UserError(f"{FIELD}: sampled tokens need objective.temperature to be the sampling temperature")
         if config.dead == "drop_and_refill":
             _check_refills(config, run)
+        elif config.max_refills != GroupRewardConfig.max_refills:
+            raise UserError(f"{FIELD}.max_refills: has no effect with dead: zero_advantage; leave it out")
 
     def keeps(self, group: Sequence[Rollout], attempt: int) -> bool:
         refills = self.config.dead == "drop_and_refill" and attempt < self.config.max_refills

@@ -59,13 +59,14 @@ class NegativeConfig:
     importance_cap: float = 10.0
     """For `is_fkl`: largest weight p_ref / p."""
     clamp: float | None = None
-    """Largest size of a token's loss; beyond it the token has no gradient, which silences the strongest flaws. The published
-    code has 0.5, the paper none. Does not reach the anchors `topk_fkl` and `full_fkl`, which are terms of their own."""
+    """Largest size of a token's loss; beyond it the token has no gradient, which silences the strongest flaws (the cost of
+    `policy_gradient` is only cut off). The published code has 0.5, the paper none. Does not reach the anchors `topk_fkl`
+    and `full_fkl`, which are terms of their own."""
     trust: float | None = 0.2
     """With several updates a batch: a token whose probability has fallen by more than this share since the batch began is
     dropped."""
     logp_floor: float = -10.0
-    """Log-probs of the start below this are raised to it, under both prompts."""
+    """Log-probs of the start below this are raised to it, under both prompts; the student's own are not."""
     policy_gradient: bool = False
     """Take the loss as a detached cost of each sampled token (minus its advantage) instead of differentiating it. This goes
     with the anchors `k1`, `topk_fkl`, `full_fkl` and `none`; `pointwise_fkl` would lead away from the start."""
@@ -85,6 +86,8 @@ class Negative(TermMaker):
         self.config, self.temperature = config, run.loss_temperature
         self.anchor = config.anchor if config.alpha else "none"
         self.needs_hidden = self.anchor == "full_fkl"
+        if config.gate != "none" and config.condition.written:
+            self.generates = ("a condition for each rollout",)
         self.conditions = Conditions(config.condition, START if config.generator == "frozen" else "student", run.seed)
 
     @staticmethod
@@ -108,10 +111,9 @@ class Negative(TermMaker):
                 "terms.negative: a condition is about one answer, and prompts open episodes of several turns; take single "
                 "answers"
             )
-        if config.generator == "student" and not config.condition.written:
-            raise UserError(
-                f"terms.negative.generator: nobody writes conditions of source {config.condition.source}; leave it out"
-            )
+        if config.generator == "student" and (config.gate == "none" or not config.condition.written):
+            why = "with gate none" if config.gate == "none" else f"of source {config.condition.source}"
+            raise UserError(f"terms.negative.generator: nobody writes conditions {why}; leave it out")
         if config.generator == "student" and run.lookahead:
             raise UserError(
                 "terms.negative.generator: with lookahead newer weights would write the conditions of rollouts that were in "

@@ -19,6 +19,7 @@ from opd.envs.opening import plays_turns
 from opd.errors import UserError
 from opd.plugins import Models
 from opd.records import Prompt, Rollout, Term
+from opd.reward.checks import refuse_unanswered
 from opd.strategies.comparison import Comparison, ComparisonConfig
 from opd.strategies.reprompted import reworded, seen_under, wording
 from opd.teachers.config import START
@@ -48,6 +49,7 @@ class SelfDistillation(Comparison):
     Config = SelfDistillationConfig
     needs_teacher = False
     needs_start = True
+    needs_answers = True
 
     def __init__(self, config: SelfDistillationConfig, run: "RunConfig") -> None:
         super().__init__(config, run)
@@ -77,11 +79,7 @@ class SelfDistillation(Comparison):
 
     def _told(self, prompt: Prompt) -> Prompt:
         """The prompt with its answer. Raises `UserError` for one without."""
-        answer = prompt.answer[0] if isinstance(prompt.answer, tuple) else prompt.answer
-        if answer is None:
-            raise UserError(
-                f"prompts: {prompt.id} has no answer, which terms.self_distillation shows to the teacher; name its column "
-                "as prompts.columns.answer=NAME, or leave such prompts out"
-            )
+        refuse_unanswered([prompt], "terms.self_distillation")
+        answer = prompt.answer[0] if isinstance(prompt.answer, tuple) else str(prompt.answer)
         asked = wording(prompt)
         return reworded(prompt, self.template, {"prompt": asked, "problem": prompt.problem or asked, "answer": answer})

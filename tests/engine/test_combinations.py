@@ -12,6 +12,7 @@ from opd.errors import UserError
 ALL = {"rollouts_every": 1, "num_rollouts": 8}
 ENDPOINT = {"endpoint": {"by": "token", "fraction": 0.4}}
 SHORT = {"steps": 3, "eval": {}, "trackers": ALL}
+WEAK = {"default": {"model": "a/teacher", "weak_reference": {"model": "a/weak"}}}
 NEVER = {"stop_below": -1e9, "keep_above": None}
 
 
@@ -76,10 +77,14 @@ def test_reverse_kl_with_group_reward_and_its_gate(raw_recipe, train, verifier, 
     terms = {"reverse_kl": {"form": form}}
     reward = {"outcome": verifier}
     plain = train(raw_recipe(**SHORT, terms=terms), "plain")
+    group = train(raw_recipe(**SHORT, terms={"group_reward": {}}, reward=reward, teachers={}), "group")
     silent = train(raw_recipe(**SHORT, terms={**terms, "group_reward": {"coef": 0.0}}, reward=reward), "silent")
     both = train(raw_recipe(**SHORT, terms={**terms, "group_reward": {}}, reward=reward), "both")
     assert [row["loss"] for row in silent] == pytest.approx([row["loss"] for row in plain], rel=1e-5)
-    assert both[0]["loss"] != plain[0]["loss"] or both[0]["grad_norm"] != plain[0]["grad_norm"]
+    assert abs(group[0]["loss"]) > 1e-3  # rewards are for length, so advantages do not cancel over tokens
+    assert both[0]["loss"] == pytest.approx(plain[0]["loss"] + group[0]["loss"], rel=1e-5, abs=1e-6)
+    for name in ("sampled_tokens", "trained_tokens"):
+        assert both[0][name] == plain[0][name] == group[0][name]
     assert 0 < np.mean([row["live_groups"] for row in both]) <= 1
     assert all(row["phantom_groups"] == 0 for row in both)
     assert all(0 <= row["success_rate"] <= 1 for row in both)
@@ -115,6 +120,10 @@ IMPOSSIBLE = {
     "refills and stops": (
         {"terms": {"reverse_kl": {}, "group_reward": {"dead": "drop_and_refill"}}, "rollout": {"stride": {}}},
         "terms.group_reward.dead=drop_and_refill: rollout.stride may stop rollouts",
+    ),
+    "a mask and a mean advantage": (
+        {"terms": {"compass": {"baseline": "mean"}}, "teachers": WEAK, "masks": ENDPOINT},
+        "terms.compass.baseline: the mean is taken over the tokens that masks.endpoint leaves",
     ),
     "self-distillation on episodes": ({"terms": {"self_distillation": {}}, "teachers": {}}, "terms.self_distillation"),
 }

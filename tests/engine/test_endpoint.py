@@ -14,6 +14,7 @@ from opd.contexts import Contexts
 from opd.masking import masked
 from opd.objective.batching import Taught, micro_batches, num_trainable
 from opd.objective.head_loss import LossSpec, head_loss
+from opd.objective.learner import Learner
 from opd.plugins import Mask
 from opd.records import Rollout, Term, TopK
 from opd.strategies.endpoint import Endpoint
@@ -223,16 +224,54 @@ def test_what_is_random_is_the_same_in_a_resumed_run(raw_recipe, train, tmp_path
     assert metrics_of(tmp_path / "part") == whole
 
 
-def test_with_stride_the_trigger_turn_is_trained_whole(episode_recipe, echo, train):
-    """Of stopped rollouts the last turn has no masked token, so a mask of nearly everything leaves it."""
+@pytest.fixture
+def taught(monkeypatch):
+    """What the updates are given: each rollout with its weights."""
+    seen: list[tuple[Rollout, np.ndarray]] = []
+    real = Learner.update
+
+    def update(self: Learner, rows: list[Taught]):
+        for rollout, (term,) in rows:
+            assert term.weight is not None
+            seen.append((rollout, term.weight))
+        return real(self, rows)
+
+    monkeypatch.setattr(Learner, "update", update)
+    return seen
+
+
+def test_with_stride_the_trigger_turn_is_trained_whole(episode_recipe, echo, train, taught):
+    """Nearly everything is masked, but of stopped rollouts nothing of the last turn, and of others something."""
     stride = {"stride": {"stop_below": -6.0, "keep_above": None}}
     masks = {"endpoint": {"by": "token", "fraction": 0.9}}
     rows = train(short(episode_recipe, steps=4, rollout=stride, masks=masks), "run")
-    assert sum(row["stopped_rate"] for row in rows) > 0
     assert sum(row["restart_units"] for row in rows) > 0
-    for row in rows:
-        assert row["trained_tokens"] == row["sampled_tokens"]
-        assert row["masked_share"] < 0.9
+    assert all(row["trained_tokens"] == row["sampled_tokens"] for row in rows)
+    ends = {True: 0, False: 0}  # masked tokens of last turns, by whether the rollout was stopped
+    sizes, earlier = [], 0
+    for rollout, weights in taught:
+        stopped, last = rollout.finish == "stopped", len(rollout.turns[-1].sampled_ids)
+        ends[stopped] += int((weights[-last:] == 0).sum())
+        if stopped:
+            sizes.append(last)
+            earlier += int((weights[:-last] == 0).sum())
+    assert ends[True] == 0 < ends[False]
+    assert max(sizes) > 2  # tokens of which a turn that was not stopped would have lost one or more
+    assert earlier > 0
+
+
+@pytest.mark.parametrize("rollout", [{"prefix": {"tokens": 10}}, {"stride": {"stop_below": -25.0, "keep_above": None}}])
+def test_of_stopped_answers_all_but_the_last_chunk_is_masked_as_usual(raw_recipe, train, taught, rollout):
+    sections = {"rollout": rollout, "sampler": {"chunk_tokens": 4}, "masks": {"endpoint": {"by": "token", "fraction": 0.6}}}
+    rows = train(short(raw_recipe, **sections, sampling={"max_new_tokens": 24}), "run")
+    assert all(row["stopped_rate"] > 0 and row["masked_share"] > 0 for row in rows)
+    num_masked = 0
+    for one, weights in taught:
+        if one.finish == "stopped":
+            first = (len(weights) - 1) // 4 * 4
+            assert (weights[first:] == 1).all()
+            num_masked += int((weights[:first] == 0).sum())
+    assert num_masked > 0
 
 
 def test_with_compass_across_tokenizers(aligned_recipe, train):

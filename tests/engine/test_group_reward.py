@@ -292,7 +292,7 @@ def test_rewards_without_a_term_that_compares_count_successes(recipe, train, fol
     """The run is the one without them, to the last bit."""
     teacher = {"teachers": {"default": {"model": folders[1]}}, "terms": {"reverse_kl": {}}, "steps": 2}
     plain = train(recipe(**teacher, reward=None), "plain")
-    counted = train(recipe(**teacher), "counted")
+    counted = train(recipe(**teacher, reward={"outcome": "answer"}), "counted")
     assert [{name: value for name, value in row.items() if name != "success_rate"} for row in counted] == plain
     assert all(0 < row["success_rate"] < 1 for row in counted)
 

@@ -211,6 +211,18 @@ def test_beyond_the_clamp_there_is_no_gradient_and_within_it_nothing_changes():
     torch.testing.assert_close(gradient, slope.masked_fill(beyond, 0.0))
 
 
+def test_a_clamped_cost_of_the_policy_gradient_is_cut_off_and_keeps_its_gradient():
+    """As a cost it is no function of the student: what moves the token is its ratio to the sampling policy."""
+    gate = torch.tensor([1.0, 0.4, 0.8, 1.0, 0.6, 1.0])
+    whole, _, _ = run(LOGP, gate, policy_gradient=True)
+    loss, gradient, figures = run(LOGP, gate, policy_gradient=True, clamp=0.5)
+    beyond = whole > 0.5
+    assert figures["penalty_clamped"].bool().tolist() == beyond.tolist()
+    assert 0 < beyond.sum() < 6
+    torch.testing.assert_close(loss, whole.clamp(max=0.5))
+    torch.testing.assert_close(gradient, whole.clamp(max=0.5))
+
+
 @pytest.mark.parametrize("policy_gradient", [False, True])
 def test_a_token_that_fell_too_far_is_dropped_and_one_that_rose_is_not(policy_gradient):
     ratio = torch.tensor([0.5, 0.79, 0.81, 1.0, 1.5, 9.0])

@@ -19,6 +19,11 @@ RAW = {
 }
 
 
+def run(reward, **sections):
+    """A checked recipe with this reward."""
+    return build_config({**RAW, "reward": reward, **sections})
+
+
 def test_without_a_term_that_compares_it_only_counts_successes():
     assert build_config({**RAW, "reward": {}}).reward == RewardConfig()
     assert build_config({**RAW, "reward": None}).reward is None
@@ -64,9 +69,19 @@ def test_functions_are_looked_for_and_not_run(tmp_path, field):
 def test_prompts_need_answers_where_these_decide():
     with_one, without = Prompt(id="a", answer="1"), Prompt(id="b")
     episode = Prompt(id="e", task=EnvironmentTask("calculator", {}, 0))
-    check_answers(RewardConfig(), [with_one, episode])
-    check_answers(RewardConfig(outcome="majority"), [without])
-    check_answers(RewardConfig(outcome="own.py:judge"), [without])
-    check_answers(None, [without])
+    check_answers(run({"outcome": "answer"}), [with_one, episode])
+    check_answers(run({"outcome": "majority"}), [without])
+    check_answers(run({"outcome": "own.py:judge"}), [without])
+    check_answers(run(None), [without])
     with pytest.raises(UserError, match=r"prompt b has no answer .*; name the column .* or set reward\.outcome to m"):
-        check_answers(RewardConfig(), [with_one, without])
+        check_answers(run({"outcome": "answer"}), [with_one, without])
+    told = run(None, terms={"self_distillation": {}})
+    check_answers(told, [with_one])
+    with pytest.raises(UserError, match=r"no answer for terms\.self_distillation; name the column of the answers$"):
+        check_answers(told, [with_one, without])
+
+
+def test_scores_that_nobody_reads_are_refused():
+    for field, value in {"length_cost": 0.1, "score": "own.py:judge"}.items():
+        with pytest.raises(UserError, match=rf"^reward\.{field}: no term of this recipe reads scores"):
+            run({"outcome": "answer", field: value}, terms={"reverse_kl": {}})

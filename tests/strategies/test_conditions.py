@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
+from opd.config import load_config
 from opd.contexts import Contexts
 from opd.errors import UserError
 from opd.records import Prompt, Rollout, Turn
@@ -141,6 +142,15 @@ def test_answers_are_words():
     assert not holds_answer("", several)
 
 
+@pytest.mark.parametrize("answer", ["7", "x", "A"])
+def test_a_single_character_is_an_answer_only_where_it_is_said_to_be_one(answer):
+    prompt = replace(PROMPT, answer=answer)
+    for text in (f"The answer is {answer}.", f"so it equals ${answer}$", f"y = {answer}", f"which gives \\({answer}\\)"):
+        assert holds_answer(text, prompt)
+    for text in (f"a student of grade {answer}", f"Let {answer} be", f"{answer} careless student", f"in {answer}-8 steps"):
+        assert not holds_answer(text, prompt)
+
+
 def test_fixed_text_is_cut_at_a_sentence(rollout, models):
     assert of(rollout(), models(), source="fixed", text=" Hurry up ") == Condition("Hurry up")
     assert of(rollout(), models(), source="fixed", text="One two. Three four.", max_tokens=12) == Condition("One two.")
@@ -199,8 +209,15 @@ def test_the_negative_prompt_of_a_plain_text():
     assert Conditions(config, "w", 0).negative(prompt, "Hurry.").text == "Hurry. 2+2= 2+2"
 
 
+def test_the_prompts_differ_by_the_condition_alone():
+    prompt = replace(PROMPT, messages=MESSAGES[1:])
+    (message,) = Conditions(ConditionConfig(), "w", 0).negative(prompt, "Hurry.").messages
+    assert message["content"] == f"Hurry.\n\n{prompt.messages[-1]['content']}"
+
+
 def test_the_published_template():
-    (message,) = Conditions(ConditionConfig(), "w", 0).negative(replace(PROMPT, messages=MESSAGES[1:]), "Hurry.").messages
+    condition = load_config("negative/paper", ["prompts.path=p.jsonl"]).terms["negative"].condition
+    (message,) = Conditions(condition, "w", 0).negative(replace(PROMPT, messages=MESSAGES[1:]), "Hurry.").messages
     said = "Problem: What is {x}?\nHurry.\nNow solve the problem following this instruction:\n"
     assert message["content"] == said + INSTRUCTION
 

@@ -9,6 +9,7 @@ import pytest
 
 from opd.config import build_config
 from opd.contexts import Contexts
+from opd.episodes import EnvironmentTask
 from opd.errors import UserError
 from opd.masking import masked
 from opd.objective.batching import counted
@@ -25,10 +26,10 @@ MODELS = Tally(TeacherPool({}, student=StudentSide(Contexts(TOKENIZER, 256, 256,
 
 @pytest.fixture(scope="module")
 def endpoint(raw_recipe):
-    """`endpoint(seed=0, **settings)`: the mask of a recipe."""
+    """`endpoint(seed=0, **settings)`: the mask of a recipe; `sections` are further ones of the recipe."""
 
-    def build(seed: int = 0, **settings) -> Endpoint:
-        run = build_config(raw_recipe(seed=seed, masks={"endpoint": settings}))
+    def build(seed: int = 0, sections: dict[str, Any] | None = None, **settings) -> Endpoint:
+        run = build_config(raw_recipe(seed=seed, masks={"endpoint": settings}, **(sections or {})))
         return Endpoint(run.masks["endpoint"], run)
 
     return build
@@ -271,13 +272,33 @@ def test_cut_off_turns(endpoint):
     assert num_masked(endpoint(mask_truncated=False), turn_of(STEPS)) == 12
 
 
-def test_a_turn_that_a_controller_stopped_is_never_masked(endpoint):
+def test_the_turn_at_which_an_episode_was_stopped_is_never_masked(endpoint):
     turns = turn_of(STEPS), turn_of(STEPS, finish="stopped")
+    episode = Rollout(Prompt("e", task=EnvironmentTask("calculator", {}, 0)), 0, turns)
     for mask in (endpoint(), endpoint(by="token"), endpoint(place="random"), endpoint(place="tail")):
         assert num_masked(mask, turns[0]) > 0
-        weights = mask.weights(rollout_of(*turns), MODELS)
+        weights = mask.weights(episode, MODELS)
         assert (weights[len(turns[0].sampled_ids) :] == 1).all()
         assert (weights[: len(turns[0].sampled_ids)] == 0).sum() == 12
+
+
+@pytest.mark.parametrize(("chunk", "spared"), [(1, 1), (7, 4), (16, 12), (59, 1), (60, 60), (64, 60)])
+def test_of_a_single_answer_that_was_stopped_the_last_chunk_is_not_masked(endpoint, chunk, spared):
+    """Of 60 tokens in chunks; the rest of the reasoning is masked as if it were all."""
+    stopped = turn_of(STEPS, finish="stopped")
+    rest = turn_of(STEPS[: 60 - spared], finish="length")
+    for settings in ({}, {"by": "token"}, {"place": "random"}, {"place": "tail"}, {"place": "tail", "by": "token"}):
+        mask = endpoint(sections={"sampler": {"chunk_tokens": chunk}}, **settings)
+        weights = mask.weights(rollout_of(stopped), MODELS)
+        assert (weights[60 - spared :] == 1).all()
+        assert weights[: 60 - spared].tolist() == mask.weights(rollout_of(rest), MODELS).tolist()
+        assert ((weights == 0).sum() > 0) == (spared < 60)
+
+
+def test_chunks_are_counted_from_the_answers_beginning_whatever_is_reused(endpoint):
+    mask = endpoint(by="token", sections={"sampler": {"chunk_tokens": 25}})
+    assert hidden(mask, turn_of("x" * 60, "stopped", 25)) == ["." * 35 + "x" * 5 + "." * 20]  # a fifth of the second chunk
+    assert num_masked(mask, turn_of("x" * 50, "stopped", 25)) == 0
 
 
 def test_each_turn_of_an_episode_for_itself(endpoint):
@@ -367,6 +388,13 @@ def test_the_share_of_masked_tokens_is_a_metric(endpoint):
 def test_bad_values_are_named(endpoint, settings, expected):
     with pytest.raises(UserError, match=expected):
         endpoint(**settings)
+
+
+def test_a_mean_advantage_that_the_mask_would_move_is_refused(endpoint):
+    sections = {"terms": {"reverse_kl": {"form": "sampled", "baseline": "mean"}}}
+    with pytest.raises(UserError, match=r"terms\.reverse_kl\.baseline: the mean is taken over the tokens"):
+        endpoint(sections=sections)
+    assert not endpoint(sections=sections, normalizer="live").counted
 
 
 def test_defaults_are_the_papers():

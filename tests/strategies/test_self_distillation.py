@@ -115,7 +115,7 @@ def test_of_several_answers_the_first_is_shown(rollout):
 
 
 def test_a_prompt_without_an_answer_is_refused_by_name(rollout):
-    with pytest.raises(UserError, match=r"prompts: 3 has no answer.*prompts\.columns\.answer=NAME"):
+    with pytest.raises(UserError, match=r"^prompts\.columns\.answer: prompt 3 has no answer for terms\.self_dis"):
         collect(replace(rollout, prompt=replace(PROMPT, answer=None)))
 
 

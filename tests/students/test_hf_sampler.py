@@ -380,3 +380,25 @@ def test_the_presence_penalty_counts_sampled_tokens_alone(make, requests, studen
             row[held] -= penalty
             exact = (row / temperature).log_softmax(-1)[token]
             assert turn.sampler_logps[i] == pytest.approx(float(exact), abs=1e-5)
+
+
+def test_two_samplers_of_one_model_that_learns_never_decode_in_training_mode(make, requests, micro_model):
+    """As the student's and that of what is beneath its adapters: one ends while the other goes on."""
+    model = micro_model(0).train()
+    modes: list[bool] = []
+    hook = decoder(model).register_forward_pre_hook(lambda module, args: modes.append(module.training))
+    first, second = (make(model, eos=[10**6], chunk_tokens=4) for _ in range(2))
+
+    async def run() -> None:
+        async def later() -> None:
+            while not modes:
+                await asyncio.sleep(0)
+            await chunks_of(second, requests(max_new_tokens=25)[1])
+
+        await asyncio.gather(chunks_of(first, requests(max_new_tokens=12)[0]), later())
+
+    asyncio.run(run())
+    hook.remove()
+    assert len(modes) >= 12 + 25
+    assert not any(modes)
+    assert model.training
