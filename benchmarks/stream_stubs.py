@@ -146,6 +146,8 @@ def measure(stages: Stages, lookahead: int, *, batch: int = 32, steps: int = 10)
             sampler=sampler,
             teachers=TeacherPool({"stub": StubTeacher(stages.score_s, batch)}),
             makers=[StubMaker()],
+            masks={},
+            compares_groups=False,
             learner=StubLearner(stages.update_s),
             watch=lambda prompt, slot: None,
             update_thread=thread,

@@ -59,6 +59,7 @@ def fine_tune(config: SftConfig, out: Path, *, resume: bool = False, overwrite: 
         set_seed(config.seed)
         saving = directory.path / ".saving"
         if state.is_main_process:
+            shutil.rmtree(saving, ignore_errors=True)  # half a checkpoint, where a run was killed while it wrote one
             closing.callback(shutil.rmtree, saving, ignore_errors=True)
         student: Any = load_student(config.student, checkpoint)
         return_answer_nll(student, config.max_logits_mib * 2**20)

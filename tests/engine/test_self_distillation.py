@@ -100,7 +100,7 @@ def test_what_does_not_fit_with_its_answer_teaches_nothing(recipe, train):
 
 
 def test_a_prompt_without_an_answer_stops_the_run_by_name(recipe, train, raw_recipe):
-    with pytest.raises(UserError, match=r"prompts: line \d has no answer"):
+    with pytest.raises(UserError, match=r"^prompts\.columns\.answer: prompt line \d has no answer"):
         train(recipe(prompts=raw_recipe()["prompts"]))
 
 
