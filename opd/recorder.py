@@ -43,6 +43,7 @@ class Recorder:
         self.evaluations: dict[str, dict[str, Any]] = {}
         self.full_length = FullLength()
         self.warned = False  # of restarts that fail
+        self.warned_empty = False  # of a step that trained nothing
         self.selection: dict[str, float] = {}  # the step that is best on the selection set, and its accuracy there
 
     def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
@@ -51,6 +52,11 @@ class Recorder:
         counts += sum(gather_object([landed.counts]), Counter())
         for name in TOTALS:
             self.totals[name] += int(counts[name])
+        if not counts["trained_tokens"] and not self.warned_empty:
+            self.warned_empty = True
+            self.bar.say(
+                f"WARNING: step {step} has trained nothing: no term learned from any of its tokens; see metrics.jsonl"
+            )
         figures = dict(metrics)
         if not self._comparable:
             figures.pop("mismatch", None)  # two different distributions: their distance says nothing

@@ -30,6 +30,8 @@ def check_reward(config: RewardConfig, run: "RunConfig") -> None:
         raise UserError(f"reward.outcome is {config.outcome!r}: it must be answer, majority or FILE.py:FUNCTION{hint}")
     if run.prompts["type"] == "environment" and config.outcome != "answer":
         raise UserError("reward.outcome: of an episode its environment says what came of it; leave it out")
+    if config.outcome == "majority" and run.batch.rollouts_per_prompt < 2:
+        raise UserError("batch.rollouts_per_prompt is 1: one answer is always reward.outcome=majority; set 3 or more")
 
 
 def check_reward_files(config: RewardConfig) -> None:

@@ -87,6 +87,8 @@ class ConditionConfig:
         for name, word in (*needs, ("online_prompt", "response")):
             if f"{{{word}}}" not in getattr(self, name):
                 raise UserError(f"{FIELD}.{name}: it must contain {{{word}}}")
+        if not any(word in self.template for word in ("{prompt}", "{problem}")):
+            raise UserError(f"{FIELD}.template: it must contain {{prompt}} or {{problem}}, where the problem goes")
 
     def check_files(self) -> None:
         """Raises `UserError` for a file of passages that is not there."""

@@ -72,9 +72,10 @@ class SelfDistillation(Comparison):
             )
 
     async def collect(self, rollout: Rollout, models: Models) -> list[Term]:
-        """Without a term where the answer makes the prompt too long for the context: the rollout then teaches nothing, and
-        its tokens are missing from `trained_tokens`."""
+        """Without a term where the answer makes the prompt too long for the context: the rollout then teaches nothing,
+        which the metric `answer_too_long` counts."""
         seen = seen_under(rollout, self._told(rollout.prompt), models)
+        models.note("answer_too_long", seen is None)
         return [] if seen is None else [await self.compare(START, seen, models)]
 
     def _told(self, prompt: Prompt) -> Prompt:

@@ -257,6 +257,7 @@ def test_a_killed_run_that_is_resumed_is_the_same(recipe, train, tmp_path, folde
     assert ends[0] == ends[1]
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(recipe, train, tmp_path, metrics_of, folders):
     """Each has whole groups, and fills the places of its own dead ones again."""
     terms = {**REFILL, "reverse_kl": {"form": "sampled"}}

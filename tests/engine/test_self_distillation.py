@@ -107,3 +107,12 @@ def test_a_prompt_without_an_answer_stops_the_run_by_name(recipe, train, raw_rec
 def test_episodes_of_several_turns_are_refused(recipe, echo):
     with pytest.raises(UserError, match=r"terms\.self_distillation: prompts open episodes of several turns"):
         build_config(recipe(prompts={"type": "environment", "name": "echo"}))
+
+
+def test_a_run_that_trains_nothing_says_so_once(recipe, train, capsys):
+    """Where no answer fits beside its prompt."""
+    template = "{prompt} {answer}" + "x" * 2000
+    rows = train(recipe(terms={"self_distillation": {"template": template}}, steps=2, eval={}))
+    assert [row["trained_tokens"] for row in rows] == [0, 0]
+    assert [row["answer_too_long"] for row in rows] == [1, 1]
+    assert capsys.readouterr().err.count("WARNING: step 1 has trained nothing") == 1

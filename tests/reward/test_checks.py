@@ -21,7 +21,7 @@ RAW = {
 
 def run(reward, **sections):
     """A checked recipe with this reward."""
-    return build_config({**RAW, "reward": reward, **sections})
+    return build_config({**RAW, "reward": reward, "batch": {"rollouts_per_prompt": 4}, **sections})
 
 
 def test_without_a_term_that_compares_it_only_counts_successes():
@@ -85,3 +85,9 @@ def test_scores_that_nobody_reads_are_refused():
     for field, value in {"length_cost": 0.1, "score": "own.py:judge"}.items():
         with pytest.raises(UserError, match=rf"^reward\.{field}: no term of this recipe reads scores"):
             run({"outcome": "answer", field: value}, terms={"reverse_kl": {}})
+
+
+def test_one_answer_has_no_majority():
+    with pytest.raises(UserError, match=r"^batch\.rollouts_per_prompt is 1: "):
+        build_config({**RAW, "reward": {"outcome": "majority"}})
+    build_config({**RAW, "reward": {"outcome": "majority"}, "batch": {"rollouts_per_prompt": 3}})

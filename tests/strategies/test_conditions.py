@@ -260,3 +260,9 @@ def test_a_missing_file_is_found_before_a_run(tmp_path):
     ConditionConfig().check_files()
     with pytest.raises(UserError, match=r"^terms.negative.condition.path: no such file"):
         ConditionConfig(source="file", path=str(tmp_path / "none.txt")).check_files()
+
+
+def test_a_template_must_hold_the_problem():
+    with pytest.raises(UserError, match=r"^terms\.negative\.condition\.template: it must contain \{prompt\} or \{problem\}"):
+        ConditionConfig(template="{condition} {promt}").check()
+    ConditionConfig(template="{condition} {problem}").check()

@@ -159,7 +159,8 @@ def test_several_rollouts_are_one_batch(rollout, models, start):
 
 
 def test_the_same_prompt_has_no_gate(rollout, models):
-    (term,) = collect(rollout, models(), condition={**FIXED, "text": "abc", "template": "{condition}"})
+    same = replace(rollout, prompt=replace(PROMPT, problem="bc"))
+    (term,) = collect(same, models(), condition={**FIXED, "text": "a", "template": "{condition}{problem}"})
     assert not term.inputs["gate"].any()
     assert not term.inputs["figure_no_condition"].any()
 

@@ -50,6 +50,9 @@ class Recording:
     def align(self, model: str, rollout: Rollout, turn: Turn) -> None:
         """It reads the student's own tokens."""
 
+    def note(self, name: str, value: float) -> None:
+        """Metrics are the engine's."""
+
     async def score(self, model: str, request: ScoreRequest) -> Scores:
         self.requests.append((model, request))
         ids = request.token_ids.astype(np.float32)
