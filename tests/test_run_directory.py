@@ -29,3 +29,5 @@ def test_the_first_difference_is_named(changed, message):
 
 def test_lists_are_as_good_as_tuples():
     refuse_differences("run", OLD, {**OLD, "betas": [0.9, 0.95]}, lambda key: False)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^betas"):
+        refuse_differences("run", OLD, {**OLD, "betas": [0.9, 0.9]}, lambda key: False)  # type: ignore[arg-type]

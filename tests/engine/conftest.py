@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import opd
+from opd.config import build_config
 from opd.registry import ENVIRONMENTS
 
 
@@ -52,6 +54,17 @@ def without_timings(path):
 @pytest.fixture(scope="session")
 def metrics_of():
     return lambda run: without_timings(run / "metrics.jsonl")
+
+
+@pytest.fixture
+def train(tmp_path, metrics_of):
+    """`train(raw, name)`: the metrics of a run in `tmp_path / name`; further arguments are those of `opd.train`."""
+
+    def run(raw, name="run", **options):
+        opd.train(build_config(raw), tmp_path / name, **options)
+        return metrics_of(tmp_path / name)
+
+    return run
 
 
 @pytest.fixture(scope="session")

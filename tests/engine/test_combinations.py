@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-import opd
 from opd.config import build_config
 from opd.errors import UserError
 
@@ -14,17 +13,6 @@ ENDPOINT = {"endpoint": {"by": "token", "fraction": 0.4}}
 SHORT = {"steps": 3, "eval": {}, "trackers": ALL}
 WEAK = {"default": {"model": "a/teacher", "weak_reference": {"model": "a/weak"}}}
 NEVER = {"stop_below": -1e9, "keep_above": None}
-
-
-@pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run in `tmp_path / name`."""
-
-    def run(raw, name):
-        opd.train(build_config(raw), tmp_path / name)
-        return metrics_of(tmp_path / name)
-
-    return run
 
 
 @pytest.fixture

@@ -155,17 +155,6 @@ def test_masked_tokens_stay_in_the_context(endpoint, models, micro_model, random
     assert (of_end(changed, {"endpoint": mask}) - plain).abs().max() > 1e-3
 
 
-@pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run."""
-
-    def run(raw: dict[str, Any], name: str, **options: Any) -> list[dict[str, float]]:
-        opd.train(build_config(raw), tmp_path / name, **options)
-        return metrics_of(tmp_path / name)
-
-    return run
-
-
 def without(rows: list[dict[str, float]], *names: str) -> list[dict[str, float]]:
     return [{name: value for name, value in row.items() if name not in names} for row in rows]
 

@@ -63,17 +63,6 @@ def registered(echo, monkeypatch):
 
 
 @pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run in `tmp_path / name`."""
-
-    def run(raw, name, **options):
-        opd.train(build_config(raw), tmp_path / name, **options)
-        return metrics_of(tmp_path / name)
-
-    return run
-
-
-@pytest.fixture
 def riddle_recipe(raw_recipe):
     """`riddle_recipe(**sections)`: single answers of up to 12 tokens, judged by `riddle`."""
 

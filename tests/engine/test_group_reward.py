@@ -67,17 +67,6 @@ def recipe(raw_recipe, folders, tmp_path_factory):
 
 
 @pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run in `tmp_path / name`."""
-
-    def run(raw, name="run", **options):
-        opd.train(build_config(raw), tmp_path / name, **options)
-        return metrics_of(tmp_path / name)
-
-    return run
-
-
-@pytest.fixture
 def taught(monkeypatch):
     """What each update is given, a list of (rollout, terms) a step."""
     seen = []

@@ -12,7 +12,6 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor
 
-import opd
 from opd.assembly import Parts, assemble, make_accelerator
 from opd.config import build_config
 from opd.models import decoder, output_head
@@ -42,17 +41,6 @@ def recipe(raw_recipe):
         return raw_recipe(**{**defaults, **sections})
 
     return build
-
-
-@pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run in `tmp_path / name`."""
-
-    def run(raw, name="run", **options):
-        opd.train(build_config(raw), tmp_path / name, **options)
-        return metrics_of(tmp_path / name)
-
-    return run
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 
-import opd
 from opd.config import build_config
 from opd.errors import UserError
 
@@ -32,17 +31,6 @@ def recipe(raw_recipe, tmp_path_factory):
         return raw_recipe(**{"teachers": {}, "prompts": prompts, "terms": terms, "eval": {}, **sections})
 
     return build
-
-
-@pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run in `tmp_path / name`."""
-
-    def run(raw, name="run", **options):
-        opd.train(build_config(raw), tmp_path / name, **options)
-        return metrics_of(tmp_path / name)
-
-    return run
 
 
 @pytest.mark.parametrize("form", ["full", "topk"])

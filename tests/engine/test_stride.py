@@ -38,17 +38,6 @@ def _known(echo):
     return
 
 
-@pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run in `tmp_path / name`."""
-
-    def run(raw, name, **options):
-        opd.train(build_config(raw), tmp_path / name, **options)
-        return metrics_of(tmp_path / name)
-
-    return run
-
-
 @pytest.fixture(params=["episodes", "answers"])
 def recipe(request, episode_recipe, raw_recipe):
     """Episodes of environment `echo`, or single answers in chunks of 3 tokens. `recipe.below` stops some of either."""

@@ -40,17 +40,6 @@ def _known(echo):
 
 
 @pytest.fixture
-def train(tmp_path, metrics_of):
-    """`train(raw, name)`: the metrics of a run in `tmp_path / name`."""
-
-    def run(raw, name, **options):
-        opd.train(build_config(raw), tmp_path / name, **options)
-        return metrics_of(tmp_path / name)
-
-    return run
-
-
-@pytest.fixture
 def answers(raw_recipe):
     """`answers(**sections)`: single answers of up to 12 tokens, in chunks of three."""
     return functools.partial(raw_recipe, sampler={"chunk_tokens": CHUNK}, eval={})
