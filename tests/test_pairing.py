@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 
 from opd.alignment.config import AlignmentConfig
+from opd.config import RunConfig
 from opd.errors import UserError
-from opd.pairing import pair
+from opd.pairing import pair, unaligned_terms
+from opd.plugins import TermMaker
 from opd.teachers.config import FrozenConfig, TeacherConfig, weak_name
 from opd.teachers.opening import TeacherFacts
 
@@ -77,3 +79,12 @@ def test_a_weak_reference_that_is_the_teacher_or_scored_otherwise_is_noted(byte_
     (note,) = paired(tokenizer, same, t={"weak_reference": FrozenConfig(model="t")}).notes
     assert note.startswith("teachers.t.weak_reference: it is the teacher itself")
     assert paired(tokenizer, others, t={"weak_reference": FrozenConfig(active_experts=1)}).notes == []
+
+
+def test_terms_that_ask_no_teacher_need_none_aligned(byte_tokenizer):
+    others = {"t": facts(byte_tokenizer("cd"))}
+    found = paired(byte_tokenizer("ab"), others, t={})
+    run = RunConfig()
+    makers = {name: TermMaker(None, run) for name in ("asks", "asks across", "asks nobody")}
+    makers["asks across"].across_tokenizers, makers["asks nobody"].needs_teacher = True, False
+    assert [reason.partition(":")[0] for reason in unaligned_terms(makers, found, others)] == ["terms.asks"]
