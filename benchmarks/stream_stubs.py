@@ -148,6 +148,7 @@ def measure(stages: Stages, lookahead: int, *, batch: int = 32, steps: int = 10)
             makers=[StubMaker()],
             masks={},
             compares_groups=False,
+            rewards=None,
             learner=StubLearner(stages.update_s),
             watch=lambda prompt, slot: None,
             update_thread=thread,

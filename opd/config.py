@@ -19,13 +19,24 @@ from opd.alignment.config import AlignmentConfig
 from opd.errors import UserError
 from opd.eval.config import EvalConfig
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
-from opd.recipes import Anew, find_recipe, overlay, read_recipe
+from opd.recipes import Anew, find_recipe, is_sweep, overlay, read_recipe
 from opd.registry import CONTROLLERS, MASKS, PROMPT_SOURCES, TERM_MAKERS
 from opd.reward.config import RewardConfig
 from opd.spelling import nearest
 from opd.students.config import SamplerConfig, SamplingConfig, StudentConfig
 from opd.teachers.config import START, FrozenConfig, TeacherConfig, frozen_models
 from opd.validation import check
+
+PLAIN = {  # what OmegaConf says, and what it means to a user
+    r"Value '\$VALUE' of type '\$VALUE_TYPE'": "a value",
+    r".*\bis not a .*\blist, or tuple\b.*": "expected a list",
+    r"Incompatible value 'None' .*|field '.*' is not Optional": "give a value in place of null",
+    r"Cannot convert '(\w+)' to string: .*": r"expected text, found a \1; quote it if it is text",
+    r"TupleConfig length (\d+) does not match type hint length (\d+)": r"expected \2 values, found \1",
+    r"Interpolation key '(.*)' not found": r"nothing in the recipe is called ${\1}; of text write \\${ for ${",
+    "DictConfig": "mapping",
+    "ListConfig": "list",
+}
 
 
 @dataclass(frozen=True)
@@ -100,12 +111,11 @@ class RunConfig:
     def frozen(self) -> dict[str, FrozenConfig]:
         """Every frozen model of the run by name: the teachers, weak references where a term compares with them, and the
         student's start where a term asks it."""
-        makers = [TERM_MAKERS.load(name, "terms") for name in self.terms]
-        models = frozen_models(self.teachers, weak=any(maker.needs_weak_reference for maker in makers))
-        if any(maker.needs_start for maker in makers):
-            student = self.student
-            dtype = self.objective.precision if student.lora is None else student.dtype  # beneath adapters: as it is
-            models[START] = FrozenConfig(student.model, student.revision, dtype=dtype, attention=student.attention)
+        makers = {name: TERM_MAKERS.load(name, "terms") for name in self.terms}
+        models = frozen_models(self.teachers, weak=any(maker.needs_weak_reference for maker in makers.values()))
+        if any(maker.needs_start(self.terms[name]) for name, maker in makers.items()):
+            student, precision = self.student, self.objective.precision
+            models[START] = FrozenConfig(student.model, student.revision, dtype=precision, attention=student.attention)
         return models
 
     @property
@@ -125,6 +135,8 @@ def load_config(recipe: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         raise UserError(
             f"recipe: {recipe} is a recipe of opd sft: run opd sft {recipe} --out DIR (--dry-run checks and prints it)"
         )
+    if is_sweep(raw):
+        raise UserError(f"recipe: {recipe} is a sweep: run opd sweep {recipe} (opd validate, or --dry-run, checks its runs)")
     return build_config(overlay(raw, parse_overrides(overrides)))
 
 
@@ -134,9 +146,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     Raises `UserError`.
     """
     for override in overrides:
-        key, equals, _ = override.partition("=")
-        if not equals or not key:
-            raise UserError(f"override {override!r}: write it as key.sub=value")
+        _check_override(override)
     try:
         above = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
     except (OmegaConfBaseException, YAMLError) as error:
@@ -150,14 +160,23 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return {str(name): value for name, value in above.items()}
 
 
-def build_config(raw: Mapping[str, Any]) -> RunConfig:
-    """A checked `RunConfig` from a plain mapping; a section that is null is as if it were not there.
+def _check_override(override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {override!r}: write it as key.sub=value")
+    if not value.strip():
+        raise UserError(f"{key} has no value: write {key}=VALUE, or {key}=null for none")
+    try:
+        OmegaConf.from_dotlist([override])
+    except YAMLError:
+        raise UserError(f"{key}: {value} is not YAML; put text in quotes of its own, as in '{key}=\"TEXT\"'") from None
+    except OmegaConfBaseException:
+        raise UserError(f"{key}: {value} holds a broken reference; of text write \\${{ for ${{") from None
 
-    Raises `UserError` as `load_config` does.
-    """
-    sections = {one.name for one in dataclasses.fields(RunConfig) if one.default_factory is not dataclasses.MISSING}
-    given = {name: value for name, value in raw.items() if value is not None or name not in sections}
-    config = parse_section(RunConfig, given, "")
+
+def build_config(raw: Mapping[str, Any]) -> RunConfig:
+    """A checked `RunConfig` from a plain mapping. Raises `UserError` as `load_config` does."""
+    config = parse_section(RunConfig, raw, "")
     prompts = {key: value for key, value in config.prompts.items() if key != "type"}
     source = PROMPT_SOURCES.load(str(config.prompts.get("type", "dataset")), "prompts.type")
     config = dataclasses.replace(
@@ -195,7 +214,10 @@ def _plugins(registry: Any, sections: Mapping[str, Any], key: str) -> dict[str, 
 
 
 def parse_section(kind: type, raw: Any, key: str) -> Any:
-    """`raw` as a `kind`, every error naming the dotted key below `key`."""
+    """`raw` as a `kind`; a section that is null is as if it were not there. Every error names the dotted key below `key`."""
+    if isinstance(raw, Mapping):
+        sections = {one.name for one in dataclasses.fields(kind) if one.default_factory is not dataclasses.MISSING}
+        raw = {name: value for name, value in raw.items() if value is not None or name not in sections}
     _refuse_unknown(kind, raw, key)
     dot = f"{key}." if key else ""
     try:
@@ -205,8 +227,9 @@ def parse_section(kind: type, raw: Any, key: str) -> Any:
             raise UserError(f"{dot}{missing[0]} is missing: set it in the recipe or as {dot}{missing[0]}=VALUE")
         return OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
-        reason = str(error).strip().splitlines()[0].replace("Value '$VALUE' of type '$VALUE_TYPE'", "a value")
-        reason = re.sub(r".*\bis not a .*\blist, or tuple\b.*", "expected a list", reason)
+        reason = str(error).strip().splitlines()[0]
+        for pattern, plain in PLAIN.items():
+            reason = re.sub(pattern, plain, reason)
         raise UserError(f"{dot}{error.full_key or _guilty(kind, raw)}: {reason}") from None
 
 

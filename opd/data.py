@@ -15,6 +15,7 @@ from omegaconf import MISSING
 from opd.errors import UserError
 from opd.records import Prompt
 from opd.spelling import nearest
+from opd.templates import check_template
 from opd.tiny import check_name, is_tiny, resolve
 
 
@@ -78,9 +79,11 @@ def load_prompts(config: DatasetConfig, key: str) -> list[Prompt]:
     return prompts
 
 
-def _check(config: DatasetConfig, key: str) -> None:
+def check_options(config: DatasetConfig, key: str) -> None:
+    """Refuses options that cannot work, whatever the rows are. Raises `UserError` naming `key`."""
     if "{prompt}" not in config.template:
         raise UserError(f"{key}.template: it must contain {{prompt}}, where the problem goes")
+    check_template(f"{key}.template", config.template, ("prompt",))
     if config.plain and (config.system or config.chat_template_kwargs):
         raise UserError(f"{key}.plain: without a chat template, system and chat_template_kwargs have no effect")
     if config.limit is not None and config.limit < 1:
@@ -158,7 +161,7 @@ def check_path(name: str, key: str) -> None:
 
 def read_rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place for messages, row) of each row. Raises `UserError` for options that cannot work, and as `load_prompts` does."""
-    _check(config, key)
+    check_options(config, key)
     check_path(config.path, key)
     path = resolve(config.path) if is_tiny(config.path) else Path(config.path).expanduser()
     if not path.is_file():

@@ -73,6 +73,8 @@ def examine_models(
     too."""
     findings = _shown_tools("student.model", tokenizer, prompts)
     for name, one in facts.items():
+        if name == START:  # the student itself
+            continue
         aligner = pairing.aligners.get(name)
         if aligner is None:
             findings += _vocabularies(one.field, tokenizer, one.tokenizer, ends)
@@ -166,7 +168,7 @@ def _temperature(config: RunConfig) -> Finding:
     loss, sampling = config.loss_temperature, config.sampling
     text = f"rollouts at {sampling.temperature}, log-probs of student and teacher in the loss at {loss}"
     if loss != sampling.temperature:
-        return Finding("warn", "temperature", text, "leave objective.temperature out to use the sampling temperature")
+        return Finding("warn", "temperature", text, "set objective.temperature=null to use the sampling temperature")
     if sampling.top_p < 1.0 or sampling.top_k > 0:
         text += "; the sampled distribution is cut (top_p, top_k), the loss uses the whole one"
         return Finding("warn", "temperature", text, "sampling.top_p=1 and sampling.top_k=0 make the two agree")

@@ -57,6 +57,8 @@ class Engine:
             self.flight = self.flight or self.begin(self.step)
             with clock("wait"):
                 landed = await self.flight.landed()
+            if parts.rewards is not None and (warning := parts.rewards.review(self.step + 1, landed.figures)):
+                self.recorder.bar.say(warning)
             await self.recorder.sample_rollouts(self.step + 1, landed.taught)
             parts.steering.landed(self.step, [rollout for rollout, _ in landed.taught])
             self.flight = self.begin(self.step + 1) if config.lookahead and self.step + 1 < config.steps else None
@@ -117,7 +119,7 @@ class Engine:
             rollouts = await together(sampling)
             group = [rollout for rollout in rollouts if rollout is not None]
             if parts.rewards is not None:
-                group = await parts.rewards.judged(group)
+                group = await parts.rewards.judged(group, tally.note)
             too_long = not group and attempt == 1  # of another prompt that is too long a further one takes the place
             if too_long or all(maker.keeps(group, attempt - 1) for maker in parts.makers):
                 tally.groups |= dict.fromkeys((rollout.slot for rollout in group), group)

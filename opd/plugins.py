@@ -127,7 +127,6 @@ class TermMaker:
     needs_teacher: bool = True  # whether it asks the prompt's teacher, so that a recipe must have one
     needs_hidden: bool = False  # whether it asks for hidden states, so that the learner needs the models' output heads
     needs_reference: bool = False  # whether its terms refer to the student's frozen start, which the learner then runs too
-    needs_start: ClassVar[bool] = False  # whether it asks the student's frozen start (`opd.teachers.config.START`)
     needs_weak_reference: ClassVar[bool] = False  # whether it compares a teacher with the weak reference of its family
     needs_answers: ClassVar[bool] = False  # whether it reads the answers of prompts, so that each must have one
     compares_groups: ClassVar[bool] = False  # whether it compares the rollouts of one prompt, which one process then has
@@ -143,6 +142,15 @@ class TermMaker:
     @staticmethod
     def check_files(config: Any) -> None:
         """Raises `UserError` for a file that the config names and that is not there."""
+
+    @staticmethod
+    def needs_start(config: Any) -> bool:
+        """Whether it asks the student's frozen start (`opd.teachers.config.START`), which is then loaded."""
+        return False
+
+    def warning(self, figures: Mapping[str, float]) -> str | None:
+        """What the user should change in view of a step's metrics, in one line; told once a run. None: nothing."""
+        return None
 
     def keeps(self, group: Sequence[Rollout], attempt: int) -> bool:
         """Whether the rollouts of one prompt may teach. Else another prompt takes their place, as attempt `attempt + 1`.
@@ -167,6 +175,10 @@ class Mask:
     @staticmethod
     def check(config: Any, run: "RunConfig") -> None:
         """Raises `UserError` when the recipe as a whole cannot work with it."""
+
+    def warning(self, figures: Mapping[str, float]) -> str | None:
+        """See `TermMaker.warning`."""
+        return None
 
     def weights(self, rollout: Rollout, models: Models) -> Array:
         """[n] float32 from 0 to 1: the weight of each sampled token of all turns."""

@@ -1,4 +1,4 @@
-"""The progress bar of a run: loss, KL, tokens a second, time left."""
+"""The progress bar of a run: loss, KL, successes, tokens a second, time left."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 DIVERGENCES = ("reverse_kl", "reverse_kl_sampled", "reverse_kl_shared", "forward_kl", "jsd")
+
+WITHOUT_TEACHER = {"success_rate": "success", "live_groups": "live groups", "gate_share": "gated"}  # shown where they are
 
 
 class ProgressBar:
@@ -41,6 +43,7 @@ class ProgressBar:
         """`step` steps are done."""
         kl = next((metrics[name] for name in DIVERGENCES if name in metrics), None)
         figures = f"loss {metrics['loss']:.4f}" + ("" if kl is None else f"  KL {kl:.4f}")
+        figures += "".join(f"  {text} {metrics[name]:.2f}" for name, text in WITHOUT_TEACHER.items() if name in metrics)
         figures += f"  {metrics['perf/tokens_per_s']:,.0f} tokens/s"
         self.bar.update(self.task, completed=step, figures=figures)
         if not self.console.is_terminal and step % max(1, self.num_steps // self.LINES) == 0:

@@ -1,5 +1,6 @@
 """Finding, reading and copying recipes: the shipped YAML files and those of the user."""
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,7 +8,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
+from yaml.parser import ParserError
+from yaml.scanner import ScannerError
 
 from opd.errors import UserError
 from opd.spelling import nearest
@@ -74,6 +77,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises `UserError` for bad YAML and for anything but a mapping."""
     try:
         loaded = OmegaConf.load(path)
+    except (ScannerError, ParserError) as error:
+        raise UserError(f"{path}: not valid YAML{_place(path, error)}") from None
     except (YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -82,6 +87,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise UserError(f"{path}: a recipe is a mapping of names to values")
     return {str(name): value for name, value in raw.items()}
+
+
+def _place(path: Path, error: MarkedYAMLError) -> str:
+    """Where a YAML file breaks off, with the key in that line."""
+    if error.problem_mark is None:
+        return f": {error.problem}"
+    number = error.problem_mark.line
+    lines = path.read_text(encoding="utf-8").splitlines()
+    key = re.match(r"[\s-]*([\w.-]+)\s*:", lines[number]) if number < len(lines) else None
+    where = f" in line {number + 1}" + (f", at {key[1]}" if key else "")
+    return f"{where}: {error.problem}; quote text that holds {{, [, # or a colon, and close what is open"
+
+
+def is_sweep(raw: Mapping[str, Any]) -> bool:
+    """Whether the content of a file is that of a sweep (`opd.sweep`)."""
+    return "variants" in raw
 
 
 class Anew(dict[str, Any]):

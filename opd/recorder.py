@@ -19,6 +19,7 @@ from opd.flight import Landed
 from opd.judging import judge
 from opd.model_card import model_card
 from opd.objective.batching import Taught
+from opd.plugins import Mask, TermMaker
 from opd.progress import ProgressBar
 from opd.records import Array, Rollout, Turn
 from opd.rollout_counts import FullLength, counts_of, figures_of
@@ -44,6 +45,7 @@ class Recorder:
         self.full_length = FullLength()
         self.warned = False  # of restarts that fail
         self.warned_empty = False  # of a step that trained nothing
+        self.silent: list[TermMaker | Mask] = [*parts.makers, *parts.masks.values()]  # that have not warned yet
         self.selection: dict[str, float] = {}  # the step that is best on the selection set, and its accuracy there
 
     def step(self, step: int, landed: Landed, metrics: Mapping[str, float]) -> None:
@@ -83,6 +85,14 @@ class Recorder:
             tracker.log(step, row)
         self.bar.step(step, row)
         self._warn_of_lost_restarts(step, counts)
+        self._warn_of(step, figures)
+
+    def _warn_of(self, step: int, figures: Mapping[str, float]) -> None:
+        """What term makers and masks say of a step's metrics, each once a run."""
+        for one in tuple(self.silent):
+            if (text := one.warning(figures)) is not None:
+                self.silent.remove(one)
+                self.bar.say(f"WARNING: step {step}: {text}")
 
     def _warn_of_lost_restarts(self, step: int, counts: Mapping[str, float]) -> None:
         """Once a run: an environment may say that it restores, and not come back to where it was."""

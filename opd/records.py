@@ -1,8 +1,7 @@
 """What crosses a seam: frozen records on numpy arrays, one for each step of the data path.
 
 Shape legend: c context tokens, n sampled tokens (the turns of a rollout concatenated), k top-k entries, H hidden size.
-Log-probs are natural logarithms. Token ids are int32, log-probs float32. Term makers and other plug-ins see nothing
-but these records, so they need no torch.
+Log-probs are natural logarithms in float32, token ids int32. Plug-ins see nothing but these records, and need no torch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -271,6 +270,7 @@ class ScoreRequest:
     k: int = 0  # wants the model's own k most likely tokens
     ids: Array | None = None  # [n, m] int32: wants the log-probs of these tokens
     hidden: bool = False  # wants the last hidden states alone, from which a head gives every log-prob
+    logps_too: bool = False  # with `hidden`: wants the tokens' log-probs beside the states; of models in this process alone
     temperature: float = 1.0  # log-probs are those of softmax(logits / temperature)
     stream: str | None = None  # an unfinished sequence whose KV cache the model keeps; it then holds this request's tokens
     keep_tokens: int = 0  # with `stream`: `context_ids` follow its first so many tokens, the others are dropped
@@ -289,7 +289,7 @@ class Scores:
     Example: `Scores(logps=np.array([-0.2, -1.5], np.float32))`
     """
 
-    logps: Array | None = None  # [n] float32, of the tokens asked about; None with `hidden`
+    logps: Array | None = None  # [n] float32, of the tokens asked about; None with `hidden` alone
     topk_ids: Array | None = None  # [n, m + k] int32: the ids asked for, then the model's own; a repeated id is -1
     topk_logps: Array | None = None  # [n, m + k] float32
     tail: Array | None = None  # [n] float32: the probability outside `topk_ids`

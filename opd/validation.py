@@ -2,12 +2,12 @@
 
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from opd.data import DatasetConfig, check_path
+from opd.data import DatasetConfig, check_options, check_path
 from opd.envs.config import EnvironmentConfig, check_environment
-from opd.errors import UserError
+from opd.errors import UserError, refuse_unused
 from opd.locate import check_location
 from opd.objective.config import OptimizerConfig
 from opd.registry import CONTROLLERS, MASKS, TERM_MAKERS
@@ -31,7 +31,7 @@ def check(config: "RunConfig") -> None:
     if config.objective.updates_per_batch > config.batch.prompts * config.batch.rollouts_per_prompt:
         raise UserError("objective.updates_per_batch is larger than the number of rollouts in a batch")
     if config.eval.environment is not None and (config.eval.prompts or config.eval.selection) is not None:
-        raise UserError("eval.environment: episodes take the place of eval.prompts and eval.selection; leave these out")
+        raise UserError("eval.environment: episodes take the place of eval.prompts and eval.selection; set these to null")
     if config.eval.selection is not None and config.eval.prompts is None:
         raise UserError("eval.selection needs eval.prompts: a checkpoint is chosen on the one and reported on the other")
     if config.eval.selection is not None and config.eval.every == 0:
@@ -84,6 +84,7 @@ def check_files(config: "RunConfig") -> None:
     sources = {"prompts": config.prompts["config"], "eval.prompts": config.eval.prompts}
     for key, source in {**sources, "eval.selection": config.eval.selection}.items():
         if isinstance(source, DatasetConfig):
+            check_options(source, key)
             check_path(source.path, key)
     for key, tasks in {"prompts": config.prompts["config"], "eval.environment": config.eval.environment}.items():
         if isinstance(tasks, EnvironmentConfig):
@@ -96,7 +97,7 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
     """Refuses what AdamW or its schedule cannot work with. Raises `UserError` naming the field of `optimizer`."""
     for name in ("lr", "eps", "weight_decay", "max_grad_norm", "warmup_ratio"):
         if not 0 <= (value := getattr(optimizer, name)) < math.inf:
-            raise UserError(f"optimizer.{name} is {value}: it must be 0 or more")
+            raise UserError(f"optimizer.{name} is {value}: it must be 0 or more, and finite")
     if len(optimizer.betas) != 2 or not all(0 <= beta < 1 for beta in optimizer.betas):
         raise UserError(f"optimizer.betas is {optimizer.betas}: it must be two numbers, each at least 0 and below 1")
     if optimizer.warmup_ratio > 1:
@@ -138,7 +139,7 @@ def _check_ranges(config: "RunConfig") -> None:
             raise UserError(f"{key} is {value}: it must be at least 1")
     for key, value in not_negative.items():
         if not 0 <= value < math.inf:
-            raise UserError(f"{key} is {value}: it must be 0 or more")
+            raise UserError(f"{key} is {value}: it must be 0 or more, and finite")
     if config.seed >= 2**63:
         raise UserError(f"seed is {config.seed}: it must be below 2**63")
     check_optimizer(config.optimizer)
@@ -165,10 +166,8 @@ def _check_weak_reference(field: str, teacher: TeacherConfig) -> None:
             f"{field}.model is missing: set it in the recipe or as {field}.model=VALUE, or {field}.active_experts for the "
             "teacher with fewer experts"
         )
-    own = replace(FrozenConfig(), active_experts=weak.active_experts, served_as=weak.served_as)
-    for one in fields(FrozenConfig):
-        if getattr(weak, one.name) != getattr(own, one.name):
-            raise UserError(f"{field}.{one.name} has no effect without {field}.model: the teacher's is used; leave it out")
+    others = [one.name for one in fields(FrozenConfig) if one.name not in ("active_experts", "served_as")]
+    refuse_unused(weak, others, field, f"without {field}.model, where the teacher's is used")
 
 
 def _check_frozen(field: str, teacher: FrozenConfig) -> None:
@@ -180,7 +179,7 @@ def _check_frozen(field: str, teacher: FrozenConfig) -> None:
         raise UserError(f"{field}.adapter needs {field}.model; to ask a server for one of its models, set {field}.served_as")
     for key in ("served_as", "token_file", "digest"):
         if getattr(teacher, key) is not None and not teacher.urls:
-            raise UserError(f"{field}.{key} has no effect without {field}.url; leave it out")
+            raise UserError(f"{field}.{key} has no effect without {field}.url; leave it out, or set it to null")
     if teacher.digest is not None and not re.fullmatch(r"[0-9a-fA-F]{32}", teacher.digest):
         raise UserError(f"{field}.digest is {teacher.digest!r}: it must be the 32 hex digits that the server prints")
     at_least = {"max_batch_tokens": 1, "max_in_flight": 1, "active_experts": 1}
@@ -188,6 +187,6 @@ def _check_frozen(field: str, teacher: FrozenConfig) -> None:
         if (value := getattr(teacher, key)) is not None and value < least:
             raise UserError(f"{field}.{key} is {getattr(teacher, key)}: it must be at least {least}")
     if not teacher.logp_floor < 0 or not math.isfinite(teacher.logp_floor):
-        raise UserError(f"{field}.logp_floor is {teacher.logp_floor}: it must be negative")
+        raise UserError(f"{field}.logp_floor is {teacher.logp_floor}: it must be negative, and finite")
     if not 0 < teacher.timeout_s <= teacher.deadline_s < math.inf:
         raise UserError(f"{field}: timeout_s must be positive and at most deadline_s")

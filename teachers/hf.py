@@ -79,7 +79,7 @@ class HFModel:
         clock: Clock | None = None,
     ) -> None:
         """Loads `model`, and over it the adapters in the folders `adapters`, by name; or takes what is beneath the adapters
-        of `adapted`, a student that learns.
+        of `adapted`, a student that learns, in its own weights: `dtype` is then that of the passes.
 
         Raises `UserError` naming `field`, or `adapter_field` with the adapter's name for `{}`.
         """
@@ -94,6 +94,9 @@ class HFModel:
             base.requires_grad_(False)
             base = base if quantization else base.to(device)
         self.head = output_head(base)
+        self.autocast = adapted is not None and dtype == "bfloat16"  # as the student's own forward has it
+        if self.autocast:
+            self.head = replace(self.head, weight=self.head.weight.to(torch.bfloat16))
         self.num_batches = 0
         self.base_state: dict[str, Tensor] = base.state_dict()  # under the names they have without adapters
         self.experts = Experts(decoder(base))
@@ -238,7 +241,8 @@ class HFModel:
             cache = PassCache(rows)
             inputs = {"use_cache": True, cache_argument(body): cache, **cache.inputs(self._dtype, self.device)}
         adapter, active_experts = (None, None) if view is None else view.variant
-        with self._adapters.on(adapter), self.experts.on(active_experts):
+        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
+        with self._adapters.on(adapter), self.experts.on(active_experts), autocast:
             assert not body.training
             states = body(input_ids=torch.from_numpy(ids).to(self.device), **inputs).last_hidden_state
         self.num_batches += 1
@@ -257,13 +261,14 @@ class HFModel:
         sizes: Counter[tuple[float, ...]] = Counter()
         for i, (request, view) in enumerate(asked):
             self.num_tokens += len(request.token_ids)
-            if not request.hidden:
+            if not request.hidden or request.logps_too:
                 given = 0 if request.ids is None else request.ids.shape[1]
                 wanted = view.vocab, view.logp_floor, request.temperature, request.k, given
                 sizes[wanted] += len(request.token_ids) * (1 + given + min(request.k, view.vocab))
                 alike[*wanted, sizes[wanted] // MAX_ENTRIES].append(i)
         for group in alike.values():
-            answers |= zip(group, self._read([asked[i] for i in group], [states[i] for i in group]))
+            for i, read in zip(group, self._read([asked[i] for i in group], [states[i] for i in group])):
+                answers[i] = replace(read, hidden=answers[i].hidden) if i in answers else read
         return [answers[i] for i in range(len(asked))]
 
     def _read(self, asked: Sequence[Asked], states: Sequence[Tensor]) -> Iterator[Scores]:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from opd.config import RunConfig, build_config, load_config, to_mapping, to_yaml
+from opd.data import Columns
 from opd.errors import UserError
 from opd.recipes import copy_recipe, find_recipe, read_recipe, shipped_recipes
 from opd.strategies.reverse_kl import ReverseKLConfig
@@ -90,7 +91,7 @@ def test_unknown_keys_name_the_nearest(recipe, override, key, hint):
         ("student.gradient_checkpointing=maybe", "student.gradient_checkpointing: Value 'maybe' is not a valid bool"),
         ("terms.reverse_kl.form=half", "terms.reverse_kl.form: Invalid value 'half'"),
         ("prompts.limit=all", "prompts.limit: Value 'all'"),
-        ("seed=null", "seed: Incompatible value 'None'"),
+        ("seed=null", "seed: give a value in place of null"),
         ("teachers.default=3", "teachers.default: expected a mapping of names to values, found 3"),
         ("terms.reverse_kl=5", "terms.reverse_kl: expected a mapping of names to values, found 5"),
         ("teachers=3", "teachers: expected a mapping of names to values, found 3"),
@@ -99,6 +100,17 @@ def test_unknown_keys_name_the_nearest(recipe, override, key, hint):
         ("prompts=[1]", "prompts: expected a mapping of names to values, found [1]"),
         ("student=[1]", "student: expected a mapping of names to values, found [1]"),
         ("optimizer.betas=3", "optimizer.betas: expected a list"),
+        ("optimizer.betas=null", "optimizer.betas: give a value in place of null"),
+        ("optimizer.betas=[0.9]", "optimizer.betas: expected 2 values, found 1"),
+        ("terms.reverse_kl.form=", "terms.reverse_kl.form has no value: write terms.reverse_kl.form=VALUE, or terms.rev"),
+        ("prompts.template={prompt} please", "prompts.template: {prompt} please is not YAML; put text in quotes of its own"),
+        ("prompts.template=Solve: this: now", "prompts.template: Solve: this: now is not YAML; put text in quotes"),
+        ("prompts.template=[x", "prompts.template: [x is not YAML; put text in quotes"),
+        ("prompts.template={prompt}", "prompts.template: expected text, found a mapping; quote it if it is text"),
+        ("prompts.template=[a]", "prompts.template: expected text, found a list; quote it if it is text"),
+        ("prompts.template=a ${b}", "prompts.template: nothing in the recipe is called ${b}; of text write \\${ for ${"),
+        ("prompts.template=a ${b", "prompts.template: a ${b holds a broken reference; of text write \\${ for ${"),
+        ("optimizer.lr=.inf", "optimizer.lr is inf: it must be 0 or more, and finite"),
         ("optimizer.betas=[0.9,a]", "optimizer.betas: a value could not be converted to Float"),
         ("optimizer.lr=.nan", "optimizer.lr is nan"),
         ("seed=-1", "seed is -1"),
@@ -219,6 +231,14 @@ def test_recipes_that_inherit_in_a_circle(recipe):
     ("text", "message"),
     [
         ("steps: [1\n", "not valid YAML"),
+        (
+            "steps: 1\nprompts:\n  template: Solve: {prompt}\n",
+            "bad.yaml: not valid YAML in line 3, at template: mapping values",
+        ),
+        (
+            "terms: {reverse_kl: {form: {a} b}}\n",
+            "in line 1, at terms: did not find expected ',' or '}'; quote text that holds",
+        ),
         ("- 1\n", "a recipe is a mapping of names to values"),
         ("steps: 1\nsteps: 2\n", "not valid YAML"),
         ("defaults: nowhere\n", "'nowhere' is neither a file nor shipped"),
@@ -261,6 +281,9 @@ def test_a_section_set_to_null_is_removed(recipe):
     config = load_config(recipe(text), ["rollout=null", "eval=null"])
     assert not config.rollout
     assert config.eval == RunConfig().eval
+    assert load_config(recipe(), ["prompts.columns=null"]).prompts["config"].columns == Columns(prompt="prompt")
+    with pytest.raises(UserError, match=r"^prompts\.path: give a value in place of null"):
+        load_config(recipe(), ["prompts.path=null"])
     with pytest.raises(UserError, match="unknown key 'rolout'"):
         load_config(recipe(text), ["rolout=null"])
 
@@ -292,3 +315,15 @@ def test_another_type_of_prompts_leaves_the_old_section(recipe):
     other = load_config(recipe(), ["prompts.type=environment", "prompts.name=calculator"]).prompts
     assert (other["type"], other["config"].name) == ("environment", "calculator")
     assert load_config(recipe(), ["prompts.type=dataset"]).prompts["config"].path == "some/data"
+
+
+def test_quoted_overrides_are_text(recipe):
+    for text in ("Solve: {prompt}", "{prompt} [now]", "\\frac{1}{2} {prompt}"):
+        value = "'" + text + "'"
+        assert load_config(recipe(), [f"prompts.template={value}"]).prompts["config"].template == text
+
+
+def test_a_sweep_is_no_recipe(recipe):
+    path = recipe("recipe: quickstart\nvariants: {one: {}}\n", "several")
+    with pytest.raises(UserError, match=r"several\.yaml is a sweep: run opd sweep .*several\.yaml"):
+        load_config(path)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from opd.data import Columns, DatasetConfig, check_path, load_prompts
+from opd.data import Columns, DatasetConfig, check_options, check_path, load_prompts
 from opd.errors import UserError
 from opd.records import Prompt
 from opd.tokenization import render_text
@@ -130,6 +130,13 @@ def test_mistakes_in_other_formats(load, name, content, message):
         load(content, name)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("template", ["{prompt} {answer}", "{problem}"])
+def test_templates_are_looked_at_before_any_row(template):
+    with pytest.raises(UserError, match=r"^eval\.prompts\.template: "):
+        check_options(DatasetConfig("none.jsonl", template=template), "eval.prompts")
+    check_options(DatasetConfig("none.jsonl", template=r"{prompt} \boxed{} \frac{1}{2}"), "eval.prompts")
 
 
 @pytest.mark.parametrize("path", ["none.jsonl", "none", "./a/b.jsonl", "/none", "a/b/c"])

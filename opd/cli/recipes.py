@@ -1,6 +1,7 @@
 """`opd ls | cp | validate | config | doctor`: finding recipes, copying them, and checking them before they cost anything."""
 
 import inspect
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -68,10 +69,17 @@ def copy(recipe: Recipe, destination: Annotated[Path, typer.Argument(help="A fil
 
 
 def validate(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Check a recipe: keys, types, combinations, and that the files it names exist."""
-    from opd.config import load_config
+    """Check a recipe, or every run of a sweep: keys, types, combinations, and that the files it names exist."""
+    from opd.config import load_config, parse_overrides
+    from opd.recipes import find_recipe, is_sweep, read_recipe
     from opd.validation import check_files, controller_notes
 
+    if is_sweep(read_recipe(find_recipe(recipe))):
+        from opd.sweep import plan_sweep
+
+        runs = plan_sweep(recipe, parse_overrides(overrides or []), Path(os.devnull))  # a folder in which no run is done
+        print(f"{recipe}: ok ({len(runs)} runs)")
+        return
     loaded = load_config(recipe, overrides or [])
     check_files(loaded)
     for note in controller_notes(loaded):

@@ -1,7 +1,8 @@
 """What the section `reward:` must satisfy: its values, the functions that it names, and the prompts' answers."""
 
+import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from opd.errors import UserError
@@ -35,11 +36,33 @@ def check_reward(config: RewardConfig, run: "RunConfig") -> None:
 
 
 def check_reward_files(config: RewardConfig) -> None:
-    """Refuses functions whose file does not exist, without running it. Raises `UserError` naming the field."""
-    if config.verifier is not None:
-        locate_verifier(config.verifier, "reward.outcome")
-    if config.score is not None:
-        locate_verifier(config.score, "reward.score")
+    """Refuses functions that their files do not define, without running these. Raises `UserError` naming the field."""
+    for name, spec in (("outcome", config.verifier), ("score", config.score)):
+        if spec is not None:
+            _check_function(spec, f"reward.{name}")
+
+
+def _check_function(spec: str, field: str) -> None:
+    path, name = locate_verifier(spec, field)
+    try:
+        bound = set(_bound(ast.parse(path.read_bytes(), path.name).body))
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"{field}: {path} is not Python: {error}") from None
+    if not bound & {name, "*", "__getattr__"}:
+        raise UserError(f"{field}: {path} defines no {name!r}{nearest(name, sorted(bound))}")
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The names that these statements bind where they stand; "*" for an import of whatever a module has."""
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name  # what is bound inside stays there
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        yield from _bound(ast.iter_child_nodes(node))
 
 
 def check_answers(run: "RunConfig", prompts: Sequence[Prompt]) -> None:

@@ -5,7 +5,7 @@ Label-free outcomes by majority vote are those of TTRL (arXiv 2504.16084).
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from opd.contexts import Contexts
@@ -15,6 +15,9 @@ from opd.eval.grading import Grade, Grader, Item
 from opd.records import Rollout
 from opd.reward.checks import refuse_unanswered
 from opd.reward.config import RewardConfig
+from opd.reward.functions import Function
+
+Note = Callable[[str, float], None]  # as `opd.plugins.Models.note`
 
 
 class Rewards:
@@ -29,15 +32,19 @@ class Rewards:
 
     def __init__(self, config: RewardConfig, contexts: Contexts) -> None:
         self.config, self.contexts = config, contexts
-        self.grader = Grader(config.time_limit_s, verifier=config.verifier)
-        self.scorer = None if config.score is None else Grader(config.time_limit_s, verifier=config.score)
+        self.grader = Grader(config.time_limit_s)
+        specs = {"outcome": config.verifier, "score": config.score}
+        self.functions = {
+            name: Function(spec, f"reward.{name}", config.time_limit_s) for name, spec in specs.items() if spec is not None
+        }
+        self.warned = False  # of calls that did not end
 
-    async def judged(self, group: Sequence[Rollout]) -> list[Rollout]:
+    async def judged(self, group: Sequence[Rollout], note: Note) -> list[Rollout]:
         """These rollouts of one prompt with `outcome` (0 to 1) and `score`, in their order.
 
         A rollout that a controller stopped has neither, since nobody knows what would have come of it, and has no vote on
         the others; one that its environment says nothing about has no score. Rollouts that were judged before are returned
-        as they are.
+        as they are. For each call of a function, `note` is told whether it ended in time.
 
         Raises `UserError` for a prompt without an answer where one is needed, an outcome that is not from 0 to 1, and a
         function that fails.
@@ -45,13 +52,33 @@ class Rewards:
         if any(rollout.score is not None for rollout in group):  # from a checkpoint
             return list(group)
         whole = [rollout for rollout in group if rollout.finish != "stopped"]
-        outcomes = await self._outcomes(whole)
-        scores = await self._scores(whole, outcomes)
+        outcomes = await self._outcomes(whole, note)
+        scores = await self._scores(whole, outcomes, note)
         found = {rollout.slot: pair for rollout, *pair in zip(whole, outcomes, scores, strict=True)}
         judged = ((rollout, *found.get(rollout.slot, (None, None))) for rollout in group)
         return [replace(rollout, outcome=outcome, score=score) for rollout, outcome, score in judged]
 
-    async def _outcomes(self, whole: Sequence[Rollout]) -> list[float | None]:
+    def review(self, step: int, figures: Mapping[str, float]) -> str | None:
+        """A warning, once a run, where calls of step `step` did not end in time; `figures` are the step's, as noted.
+
+        Raises `UserError` where none of a function's calls did: such a step teaches nothing but noise.
+        """
+        lost = {name: share for name in self.functions if (share := figures.get(timeouts_of(name), 0.0))}
+        limit = f"reward.time_limit_s={self.config.time_limit_s:g}"
+        said = {
+            name: f"reward.{name}: {self.functions[name].spec} took longer than {limit} or ended its process in {share:.1%} "
+            f"of the calls of step {step}"
+            for name, share in lost.items()
+        }
+        for name, share in lost.items():
+            if share == 1:
+                raise UserError(f"{said[name]}; mend it, or raise reward.time_limit_s")
+        if self.warned or not lost:
+            return None
+        self.warned = True
+        return f"WARNING: {'; '.join(said.values())}; these count as 0: mend it, or raise reward.time_limit_s"
+
+    async def _outcomes(self, whole: Sequence[Rollout], note: Note) -> list[float | None]:
         if not whole or whole[0].prompt.task is not None:
             return [rollout.outcome for rollout in whole]
         items = [self._item(rollout) for rollout in whole]
@@ -60,28 +87,35 @@ class Rewards:
         if self.config.verifier is None:
             refuse_unanswered([whole[0].prompt])
             return [grade.reward for grade in self.grader.grade_many(items)]
-        rewards = [grade.reward for grade in await asyncio.to_thread(self.grader.grade_many, items)]
-        for reward in rewards:
-            if not 0 <= reward <= 1:
+        outcomes = await self._called("outcome", items, note)
+        for outcome in outcomes:
+            if not 0 <= outcome <= 1:
                 raise UserError(
-                    f"reward.outcome: {self.config.outcome} returned {reward:g} for prompt {whole[0].prompt.id}; an outcome "
-                    "is from 0 to 1, anything else is a reward.score"
+                    f"reward.outcome: {self.config.outcome} returned {outcome:g} for prompt {whole[0].prompt.id}; an "
+                    "outcome is from 0 to 1, anything else is a reward.score"
                 )
-        return [*rewards]
+        return [*outcomes]
 
-    async def _scores(self, whole: Sequence[Rollout], outcomes: Sequence[float | None]) -> list[float | None]:
+    async def _scores(self, whole: Sequence[Rollout], outcomes: Sequence[float | None], note: Note) -> list[float | None]:
         """Nothing of a rollout without an outcome."""
         scores = list(outcomes)
-        if self.scorer is not None:
+        if "score" in self.functions:
             items = [
                 self._item(rollout, outcome=outcome, num_tokens=rollout.num_tokens)
                 for rollout, outcome in zip(whole, outcomes)
                 if outcome is not None
             ]
-            shaped = iter([grade.reward for grade in await asyncio.to_thread(self.scorer.grade_many, items)])
+            shaped = iter(await self._called("score", items, note))
             scores = [None if outcome is None else next(shaped) for outcome in outcomes]
         cost = self.config.length_cost
         return [None if score is None else score - cost * rollout.num_tokens for rollout, score in zip(whole, scores)]
+
+    async def _called(self, name: str, items: Sequence[Item], note: Note) -> list[float]:
+        """What the function says of each item; 0 where it did not end in time."""
+        values = await asyncio.to_thread(self.functions[name], items)
+        for value in values:
+            note(timeouts_of(name), value is None)
+        return [0.0 if value is None else value for value in values]
 
     def _agreeing(self, items: Sequence[Item]) -> list[float]:
         """1 for the answers of the largest class of equal ones, 0 for all others."""
@@ -99,9 +133,13 @@ class Rewards:
 
     def close(self) -> None:
         """Ends the workers."""
-        for one in (self.grader, self.scorer):
-            if one is not None:
-                one.close()
+        for one in (self.grader, *self.functions.values()):
+            one.close()
+
+
+def timeouts_of(name: str) -> str:
+    """The metric that is the share of the function's calls that ran over the limit or ended their process."""
+    return f"reward/{name}_timeouts"
 
 
 def majority(classes: Sequence[int | None]) -> list[float]:

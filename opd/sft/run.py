@@ -84,7 +84,7 @@ def fine_tune(config: SftConfig, out: Path, *, resume: bool = False, overwrite: 
             from torch.utils.tensorboard import SummaryWriter
 
             trainer.add_callback(TensorBoardCallback(SummaryWriter(str(directory.path / "tensorboard"))))
-        for note in _notes(counts, out, checkpoint, resume):
+        for note in _notes(config, counts, out, checkpoint, resume):
             bar.say(note)
         if done < num_steps:
             with explain_full_disk(directory.path):
@@ -159,12 +159,18 @@ def _row(example: Encoded) -> dict[str, Any]:
     return {"input_ids": example.ids, "labels": np.where(example.trained, example.ids, IGNORED)}
 
 
-def _notes(counts: Mapping[str, int], out: Path, checkpoint: Path | None, resume: bool) -> list[str]:
+def _notes(config: SftConfig, counts: Mapping[str, int], out: Path, checkpoint: Path | None, resume: bool) -> list[str]:
     notes = []
     if left_out := _left_out(counts):
         notes.append(f"note: examples left out: {left_out}")
     if num := counts.get("num_shortened"):
         notes.append(f"note: steps of {num} of {counts['num_examples']} answers are deleted (dataset.delete_steps)")
+    elif (deletion := config.dataset.delete_steps) is not None:
+        notes.append(
+            f"WARNING: dataset.delete_steps shortens none of {counts['num_examples']} answers: none has more than "
+            f"{2 * deletion.steps} steps that end with {deletion.delimiter!r}; lower dataset.delete_steps.steps, or set "
+            "dataset.delete_steps.delimiter"
+        )
     if checkpoint is not None:
         notes.append(f"resuming from {os.path.relpath(checkpoint)}")
     elif resume:

@@ -61,9 +61,9 @@ class Compass(TermMaker):
         config.check("terms.compass")
         for name in ("alpha", "beta"):
             if not 0.0 <= getattr(config, name) < math.inf:
-                raise UserError(f"terms.compass.{name} is {getattr(config, name)}: it must be 0 or more")
+                raise UserError(f"terms.compass.{name} is {getattr(config, name)}: it must be 0 or more, and finite")
         if config.delta_clip is not None and not config.delta_clip > 0:
-            raise UserError(f"terms.compass.delta_clip is {config.delta_clip}: it must be positive or null")
+            raise UserError(f"terms.compass.delta_clip is {config.delta_clip}: it must be positive, or null for none")
         if run.sampling.temperature != run.loss_temperature:
             raise UserError("terms.compass: sampled tokens need objective.temperature to be the sampling temperature")
         for name, teacher in run.teachers.items():

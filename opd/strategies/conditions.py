@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from opd.data import DatasetConfig, read_rows
-from opd.errors import UserError
+from opd.errors import UserError, refuse_unused
 from opd.plugins import Models
 from opd.records import Prompt, Rollout
 from opd.strategies.reprompted import reworded, wording
+from opd.templates import check_template
 
 FIELD = "terms.negative.condition"
 CHARACTERS_A_TOKEN = 16  # more than any text has: what is longer by this measure need not be tokenised as a whole
@@ -74,26 +75,32 @@ class ConditionConfig:
         if self.max_tokens < 1:
             raise UserError(f"{FIELD}.max_tokens is {self.max_tokens}: it must be at least 1")
         if not 0 <= self.temperature < math.inf:
-            raise UserError(f"{FIELD}.temperature is {self.temperature}: it must be 0 or more")
+            raise UserError(f"{FIELD}.temperature is {self.temperature}: it must be 0 or more, and finite")
         for name, source in (("path", "file"), ("text", "fixed")):
             value = getattr(self, name)
             if self.source == source and (value is None or not value.strip()):
                 raise UserError(f"{FIELD}.{name} is missing: source {source} needs it; set {FIELD}.{name}=VALUE")
-            if self.source != source and value is not None:
-                raise UserError(f"{FIELD}.{name}: has no effect with source {self.source}; leave it out")
+            if self.source != source:
+                refuse_unused(self, (name,), FIELD, f"with source {self.source}")
         if self.source == "file" and Path(str(self.path)).suffix not in (".txt", ".jsonl", ""):
             raise UserError(f"{FIELD}.path: {self.path} is neither .txt nor .jsonl")
-        needs = [("template", "condition"), ("question_prompt", "problem"), ("online_prompt", "problem")]
-        for name, word in (*needs, ("online_prompt", "response")):
-            if f"{{{word}}}" not in getattr(self, name):
-                raise UserError(f"{FIELD}.{name}: it must contain {{{word}}}")
+        if not self.written:
+            refuse_unused(self, ("online_prompt", "question_prompt", "temperature"), FIELD, f"with source {self.source}")
+        if "{instruction}" not in self.template:
+            refuse_unused(self, ("instruction",), FIELD, "with a template without {instruction}")
+        of_template = ("condition", "prompt", "problem", "instruction")
+        check_template(f"{FIELD}.template", self.template, of_template, needed=("condition",))
+        check_template(f"{FIELD}.question_prompt", self.question_prompt, ("problem",), needed=("problem",))
+        of_online = ("problem", "response")
+        check_template(f"{FIELD}.online_prompt", self.online_prompt, of_online, needed=of_online)
         if not any(word in self.template for word in ("{prompt}", "{problem}")):
             raise UserError(f"{FIELD}.template: it must contain {{prompt}} or {{problem}}, where the problem goes")
 
     def check_files(self) -> None:
         """Raises `UserError` for a file of passages that is not there."""
-        if self.path is not None and not Path(self.path).expanduser().is_file():
-            raise UserError(f"{FIELD}.path: no such file {self.path!r}")
+        if self.path is not None and not (file := Path(self.path).expanduser()).is_file():
+            missing = f"{self.path!r} is a folder; name a file in it" if file.is_dir() else f"no such file {self.path!r}"
+            raise UserError(f"{FIELD}.path: {missing}")
 
 
 @dataclass(frozen=True)

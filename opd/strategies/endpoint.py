@@ -16,12 +16,13 @@ Shape legend: n tokens of a turn; M of them are reasoning, in S steps.
 
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from opd.errors import UserError
+from opd.errors import UserError, refuse_unused
 from opd.plugins import Mask, Models
 from opd.records import Array, Rollout, Turn
 from opd.traces import Thinking, answer_lines, step_ends
@@ -82,15 +83,30 @@ class Endpoint(Mask):
             raise UserError("masks.endpoint.delimiter is empty: name the text that ends a step, or set by: token")
         if config.min_tokens < 0:
             raise UserError(f"masks.endpoint.min_tokens is {config.min_tokens}: it must be 0 or more")
-        for name in STEP_FIELDS if config.by == "token" else ():
-            if getattr(config, name) != getattr(EndpointConfig, name):
-                raise UserError(f"masks.endpoint.{name}: has no effect with by: token; leave it out")
+        if config.by == "token":
+            refuse_unused(config, STEP_FIELDS, "masks.endpoint", "with by: token")
         for name, term in run.terms.items() if config.normalizer == "all" else ():
             if getattr(term, "baseline", "none") == "mean":
                 raise UserError(
                     f"terms.{name}.baseline: the mean is taken over the tokens that masks.endpoint leaves, so that the mask "
                     f"would move their advantages; set masks.endpoint.normalizer=live, or terms.{name}.baseline=none"
                 )
+
+    def warning(self, figures: Mapping[str, float]) -> str | None:
+        config = self.config
+        if config.fraction == 0 or figures.get("masked_share") != 0.0:
+            return None
+        if config.by == "token":
+            why = f"no reasoning is so long that {config.fraction} of it is a token"
+            fix = "raise masks.endpoint.fraction"
+        else:
+            why = f"no reasoning has, between its first and its last step, one of at most {config.fraction} of it"
+            fix = f"set masks.endpoint.by=token, a larger fraction, or another delimiter than {config.delimiter!r}"
+        if config.min_tokens:
+            why, fix = f"{why}, or none has {config.min_tokens} tokens", f"{fix}, or lower masks.endpoint.min_tokens"
+        if not config.mask_truncated:
+            why, fix = f"{why}, or all were cut off", f"{fix}, or set masks.endpoint.mask_truncated=true"
+        return f"masks.endpoint has masked nothing (masked_share): {why}; {fix}"
 
     def weights(self, rollout: Rollout, models: Models) -> Array:
         """See `opd.plugins.Mask.weights`: 0 where a token is masked, else 1."""

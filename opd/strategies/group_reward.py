@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from opd.episodes import SUCCESS
-from opd.errors import UserError
+from opd.errors import UserError, refuse_unused
 from opd.plugins import Models, TermMaker
 from opd.records import Array, Rollout, Term
 from opd.strategies.sampled import PolicyGradientConfig
@@ -78,9 +78,12 @@ class GroupReward(TermMaker):
     def check(config: GroupRewardConfig, run: "RunConfig") -> None:
         config.check(FIELD)
         if not 0 < config.eps < math.inf:
-            raise UserError(f"{FIELD}.eps is {config.eps}: it must be above 0")
-        if config.ratio_clip_high is not None and (config.ratio_clip is None or not config.ratio_clip_high > 0):
-            raise UserError(f"{FIELD}.ratio_clip_high must be positive, and have ratio_clip beside it")
+            raise UserError(f"{FIELD}.eps is {config.eps}: it must be above 0, and finite")
+        if config.ratio_clip_high is not None:
+            if not config.ratio_clip_high > 0:
+                raise UserError(f"{FIELD}.ratio_clip_high is {config.ratio_clip_high}: it must be positive, or null")
+            if config.ratio_clip is None:
+                refuse_unused(config, ("ratio_clip_high",), FIELD, "without ratio_clip")
         if run.batch.rollouts_per_prompt < 2:
             raise UserError(f"batch.rollouts_per_prompt is 1: {FIELD} compares the rollouts of a prompt; set 2 or more")
         if run.reward is None and run.prompts["type"] != "environment":
@@ -91,8 +94,10 @@ class GroupReward(TermMaker):
             raise UserError(f"{FIELD}: sampled tokens need objective.temperature to be the sampling temperature")
         if config.dead == "drop_and_refill":
             _check_refills(config, run)
-        elif config.max_refills != GroupRewardConfig.max_refills:
-            raise UserError(f"{FIELD}.max_refills: has no effect with dead: zero_advantage; leave it out")
+        else:
+            refuse_unused(config, ("max_refills",), FIELD, "with dead: zero_advantage")
+        if config.normalize == "none":
+            refuse_unused(config, ("eps",), FIELD, "with normalize: none")
 
     def keeps(self, group: Sequence[Rollout], attempt: int) -> bool:
         refills = self.config.dead == "drop_and_refill" and attempt < self.config.max_refills
@@ -156,7 +161,7 @@ def _check_refills(config: GroupRewardConfig, run: "RunConfig") -> None:
     """Whether dead groups can be replaced in this run. Raises `UserError`."""
     field = f"{FIELD}.dead=drop_and_refill"
     if config.gate == "none":
-        raise UserError(f"{field}: with gate none no group is dead; choose gate outcome, or leave dead out")
+        raise UserError(f"{field}: with gate none no group is dead; choose gate outcome, or dead zero_advantage")
     if config.max_refills < 1:
         raise UserError(f"{FIELD}.max_refills is {config.max_refills}: it must be at least 1")
     if run.lookahead:
@@ -168,5 +173,5 @@ def _check_refills(config: GroupRewardConfig, run: "RunConfig") -> None:
     if cutting:
         raise UserError(
             f"{field}: rollout.{cutting[0]} may stop rollouts, of which nobody knows what would have come, so that groups "
-            "would be dropped for it; take zero_advantage, or leave the controller out"
+            "would be dropped for it; take zero_advantage, or set rollout.{cutting[0]}=null"
         )

@@ -12,13 +12,14 @@ Plain distillation pulls to a teacher's whole distribution; this touches a token
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from opd.envs.opening import plays_turns
-from opd.errors import UserError
+from opd.errors import UserError, refuse_unused
 from opd.passages import passages, spread
 from opd.plugins import Models, TermMaker
 from opd.records import Array, Hidden, Rollout, ScoreRequest, Scores, Term, TopK
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from opd.config import RunConfig
 
 Gate = Literal["probability", "log", "none"]
+Anchor = Literal["pointwise_fkl", "is_fkl", "topk_fkl", "full_fkl", "k2_reverse", "k1", "none"]
 OF_POSITIONS = ("topk_fkl", "full_fkl")  # anchors on more than the sampled token
 
 
@@ -45,7 +47,7 @@ class NegativeConfig:
     much as likely ones; `none`: 1 for every token, and no condition is asked for."""
     penalty: Literal["bounded", "unlikelihood"] = "bounded"
     """The push: 1 / (2 - p), whose gradient vanishes where a token is certain or gone, or the unbounded -log(1 - p)."""
-    anchor: Literal["pointwise_fkl", "is_fkl", "topk_fkl", "full_fkl", "k2_reverse", "k1", "none"] = "pointwise_fkl"
+    anchor: Anchor = "pointwise_fkl"
     """What holds the student near its start. `pointwise_fkl`, p_ref log(p_ref / p) of the sampled token, is the paper's, but
     no divergence: its expected gradient is not zero at the start itself. It only ever raises sampled tokens, the likelier
     the more, so that it sharpens the student; with a small `alpha` this is mild. The others have no such pull: `is_fkl`
@@ -80,19 +82,24 @@ class Negative(TermMaker):
 
     Config = NegativeConfig
     needs_teacher = False
-    needs_start = True
 
     def __init__(self, config: NegativeConfig, run: "RunConfig") -> None:
         self.config, self.temperature = config, run.loss_temperature
-        self.anchor = config.anchor if config.alpha else "none"
+        self.anchor = _anchor(config)
         self.needs_hidden = self.anchor == "full_fkl"
         if config.gate != "none" and config.condition.written:
             self.generates = ("a condition for each rollout",)
         self.conditions = Conditions(config.condition, START if config.generator == "frozen" else "student", run.seed)
 
     @staticmethod
+    def needs_start(config: NegativeConfig) -> bool:
+        """Without gate and anchor every token is pushed down alike, whatever the start thinks of it."""
+        return config.gate != "none" or _anchor(config) != "none"
+
+    @staticmethod
     def check(config: NegativeConfig, run: "RunConfig") -> None:
         _check_values(config)
+        _refuse_unused(config)
         config.condition.check()
         if config.policy_gradient and config.anchor not in ("k1", "none", *OF_POSITIONS):
             raise UserError(
@@ -113,7 +120,7 @@ class Negative(TermMaker):
             )
         if config.generator == "student" and (config.gate == "none" or not config.condition.written):
             why = "with gate none" if config.gate == "none" else f"of source {config.condition.source}"
-            raise UserError(f"terms.negative.generator: nobody writes conditions {why}; leave it out")
+            raise UserError(f"terms.negative.generator: nobody writes conditions {why}; set it to frozen, its default")
         if config.generator == "student" and run.lookahead:
             raise UserError(
                 "terms.negative.generator: with lookahead newer weights would write the conditions of rollouts that were in "
@@ -131,19 +138,22 @@ class Negative(TermMaker):
             return []
         (passage,), (turn,) = found, rollout.turns
         condition, context_ids = await self._condition(rollout, models)
-        topk = self.config.k if self.anchor == "topk_fkl" else 0
-        plain = ScoreRequest(passage.context_ids, passage.token_ids, k=topk, temperature=self.temperature)
-        asked = [models.score(START, plain)]
+        request = ScoreRequest(passage.context_ids, passage.token_ids, temperature=self.temperature)
+        asked: list[ScoreRequest] = []
+        if self.needs_start(self.config):
+            full = self.anchor == "full_fkl"
+            topk = self.config.k if self.anchor == "topk_fkl" else 0
+            asked.append(replace(request, k=topk, hidden=full, logps_too=full))
         if context_ids is not None:
-            asked.append(models.score(START, replace(plain, context_ids=context_ids, k=0)))
-        if self.anchor == "full_fkl":
-            asked.append(models.score(START, replace(plain, hidden=True)))
-        answers = await asyncio.gather(*asked)  # at once, so that they are answered in one batch
+            asked.append(replace(request, context_ids=context_ids))
+        # at once, so that they are answered in one batch
+        answers = await asyncio.gather(*(models.score(START, one) for one in asked))
         figures = {} if self.config.gate == "none" else _figures(rollout, condition)
         figures["reflection_rate"] = reflections(models.spell(turn.sampled_ids))
+        reference = _at(rollout, answers[0].logps) if answers else np.zeros(rollout.num_tokens, np.float32)
         negative = None if context_ids is None else _at(rollout, answers[1].logps)
-        term = self._penalty(rollout, _at(rollout, answers[0].logps), negative, figures)
-        return [term] if self.anchor not in OF_POSITIONS else [term, self._divergence(rollout, answers)]
+        term = self._penalty(rollout, reference, negative, figures)
+        return [term] if self.anchor not in OF_POSITIONS else [term, self._divergence(rollout, answers[0])]
 
     async def _condition(self, rollout: Rollout, models: Models) -> tuple[Condition, Array | None]:
         """The rollout's condition, and what stands before its new tokens under the prompt with it [c]; None where there is
@@ -155,6 +165,18 @@ class Negative(TermMaker):
             return condition, None
         seen = seen_under(rollout, self.conditions.negative(rollout.prompt, condition.text), models)
         return (Condition(""), None) if seen is None else (condition, passages(seen)[0].context_ids)
+
+    def warning(self, figures: Mapping[str, float]) -> str | None:
+        if figures.get("no_condition") != 1.0:
+            return None
+        if figures["answer_leaked"] == 1.0:
+            why, fix = "each held the answer of its problem", "ask for it in other words, or take another source"
+        else:
+            writer = ", or its writer wrote nothing" if self.config.condition.written else ""
+            why = f"problem, response and condition together are longer than the context{writer}"
+            fix = "lower sampling.max_new_tokens, raise sampling.max_context or take a student with a longer context"
+            fix += ", or set terms.negative.condition.source=fixed with a short text" if writer else ""
+        return f"terms.negative pushes nothing down, since no rollout has a condition (no_condition): {why}; {fix}"
 
     def _penalty(self, rollout: Rollout, reference: Array, negative: Array | None, figures: dict[str, Array]) -> Term:
         config = self.config
@@ -173,18 +195,21 @@ class Negative(TermMaker):
         }
         return Term("penalty", mask=rollout.trainable, inputs=inputs, coef=config.coef)
 
-    def _divergence(self, rollout: Rollout, answers: list[Scores]) -> Term:
+    def _divergence(self, rollout: Rollout, own: Scores) -> Term:
         """The forward KL to the start at every position, beside the penalty."""
         (passage,), target = passages(rollout), None
         if self.anchor == "full_fkl":
-            head = answers[-1].head
-            assert head is not None
-            target = Hidden((answers[-1].hidden[passage.at],), head)
+            assert own.head is not None
+            target = Hidden((own.hidden[passage.at],), own.head)
         else:
-            own = answers[0]
             target = TopK(_at(rollout, own.topk_ids), _at(rollout, own.topk_logps), _at(rollout, own.tail))
         inputs = {"divergence": "forward_kl", "beta": 0.5, "tail": "tail", "target": target}
         return Term("divergence", mask=rollout.trainable, inputs=inputs, coef=self.config.coef * self.config.alpha)
+
+
+def _anchor(config: NegativeConfig) -> Anchor:
+    """The anchor that has a gradient."""
+    return config.anchor if config.alpha else "none"
 
 
 def gate_of(gate: Gate, reference: Array, negative: Array | None, floor: float) -> Array:
@@ -213,19 +238,31 @@ def _at(rollout: Rollout, values: Array | None) -> Array:
 
 def _check_values(config: NegativeConfig) -> None:
     if not math.isfinite(config.coef):
-        raise UserError("terms.negative.coef must be a finite number")
+        raise UserError(f"terms.negative.coef is {config.coef}: it must be a finite number")
     if not 0.0 <= config.alpha < math.inf:
-        raise UserError(f"terms.negative.alpha is {config.alpha}: it must be 0 or more")
+        raise UserError(f"terms.negative.alpha is {config.alpha}: it must be 0 or more, and finite")
     if config.k < 1:
         raise UserError(f"terms.negative.k is {config.k}: it must be at least 1")
     if not config.importance_cap > 0:
         raise UserError(f"terms.negative.importance_cap is {config.importance_cap}: it must be positive")
     if config.clamp is not None and not config.clamp > 0:
-        raise UserError(f"terms.negative.clamp is {config.clamp}: it must be positive or null")
+        raise UserError(f"terms.negative.clamp is {config.clamp}: it must be positive, or null for none")
     if config.trust is not None and not 0 < config.trust < 1:
-        raise UserError(f"terms.negative.trust is {config.trust}: it is a share between 0 and 1, or null")
+        raise UserError(f"terms.negative.trust is {config.trust}: it is a share above 0 and below 1, or null to drop none")
     if not -math.inf < config.logp_floor < 0:
-        raise UserError(f"terms.negative.logp_floor is {config.logp_floor}: it must be negative")
-    for name, anchor in (("k", "topk_fkl"), ("importance_cap", "is_fkl")):
-        if config.anchor != anchor and getattr(config, name) != getattr(NegativeConfig, name):
-            raise UserError(f"terms.negative.{name}: has no effect with anchor {config.anchor}; leave it out")
+        raise UserError(f"terms.negative.logp_floor is {config.logp_floor}: it must be negative, and finite")
+
+
+def _refuse_unused(config: NegativeConfig) -> None:
+    field, why = "terms.negative", f"with anchor {config.anchor}"
+    for name, unused in (
+        ("k", config.anchor != "topk_fkl"),
+        ("importance_cap", config.anchor != "is_fkl"),
+        ("alpha", config.anchor == "none"),
+    ):
+        if unused:
+            refuse_unused(config, (name,), field, why)
+    if config.gate == "none":
+        refuse_unused(config, ("condition",), field, "with gate none")
+        if config.anchor in ("none", *OF_POSITIONS):
+            refuse_unused(config, ("logp_floor",), field, f"{why} and gate none")

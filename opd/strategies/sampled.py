@@ -27,10 +27,12 @@ class PolicyGradientConfig:
 
     def check(self, field: str) -> None:
         """Raises `UserError` naming `field`, as `terms.compass`."""
-        if not math.isfinite(self.coef) or not (self.ratio_clip is None or self.ratio_clip > 0):
-            raise UserError(f"{field}: coef must be a finite number and ratio_clip positive or null")
+        if not math.isfinite(self.coef):
+            raise UserError(f"{field}.coef is {self.coef}: it must be a finite number")
+        if not (self.ratio_clip is None or self.ratio_clip > 0):
+            raise UserError(f"{field}.ratio_clip is {self.ratio_clip}: it must be positive, or null for none")
         if not self.importance_cap > 0:
-            raise UserError(f"{field}: importance_cap must be positive")
+            raise UserError(f"{field}.importance_cap is {self.importance_cap}: it must be positive")
 
     def policy_inputs(self, run: "RunConfig") -> dict[str, Any]:
         """The scalar inputs of the term kind `policy_gradient`."""
@@ -62,7 +64,7 @@ class SampledConfig(PolicyGradientConfig):
     def check(self, field: str) -> None:
         super().check(field)
         if not (self.advantage_clip is None or self.advantage_clip > 0):
-            raise UserError(f"{field}: advantage_clip must be positive or null")
+            raise UserError(f"{field}.advantage_clip is {self.advantage_clip}: it must be positive, or null for none")
 
     def policy_inputs(self, run: "RunConfig") -> dict[str, Any]:
         return {

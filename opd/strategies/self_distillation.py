@@ -23,6 +23,7 @@ from opd.reward.checks import refuse_unanswered
 from opd.strategies.comparison import Comparison, ComparisonConfig
 from opd.strategies.reprompted import reworded, seen_under, wording
 from opd.teachers.config import START
+from opd.templates import check_template
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -48,7 +49,6 @@ class SelfDistillation(Comparison):
 
     Config = SelfDistillationConfig
     needs_teacher = False
-    needs_start = True
     needs_answers = True
 
     def __init__(self, config: SelfDistillationConfig, run: "RunConfig") -> None:
@@ -56,11 +56,16 @@ class SelfDistillation(Comparison):
         self.template = config.template
 
     @staticmethod
+    def needs_start(config: SelfDistillationConfig) -> bool:
+        return True
+
+    @staticmethod
     def check(config: SelfDistillationConfig, run: "RunConfig") -> None:
         field = "terms.self_distillation"
         config.check_for(field, run)
         if config.coverage != "all":
-            raise UserError(f"{field}.coverage: has no effect, the student's start reads its tokens; leave it out")
+            raise UserError(f"{field}.coverage: has no effect, the student's start reads its tokens; set it to all")
+        check_template(f"{field}.template", config.template, ("prompt", "problem", "answer"))
         if "{answer}" not in config.template:
             raise UserError(f"{field}.template: it must contain {{answer}}, or the teacher knows no more than the student")
         if not any(name in config.template for name in ("{prompt}", "{problem}")):

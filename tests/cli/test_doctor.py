@@ -137,3 +137,38 @@ def test_notes_of_controllers(recipe):
         "rollout.stride.stop_below is 1: every rollout stops after one new turn or chunk",
         "rollout.stride.keep_above is 0.5, above every log-prob: nothing is ever kept, and there are no restarts",
     ]
+
+
+def test_the_students_own_start_is_not_looked_at_again(recipe):
+    negative = {"terms": {"negative": {"condition": {"source": "fixed", "text": "a"}}}, "teachers": {}}
+    subjects = [finding.subject for finding in examine(recipe(**negative))]
+    assert subjects.count("student.model vocabulary") == 1
+    assert len(set(subjects)) == len(subjects)
+    assert "student.model EOS" not in subjects
+
+
+def test_memory_counts_every_copy_of_the_student(recipe, model_folder):
+    """Beside the student: the learner's own start for `compass`, and the one that `negative` asks."""
+    folder = model_folder(0)  # weights are never read
+    large = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8, "head_dim": 512}
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | large))
+    student = str(folder)
+
+    def gib(**terms):
+        config = recipe(
+            student={"model": student},
+            terms=terms,
+            teachers={"default": {"model": student, "weak_reference": {"model": student}}},
+            objective={"max_logits_mib": 1},
+        )
+        (text,) = [finding.text for finding in examine(config) if finding.subject == "memory"]
+        return float(text.split()[1])
+
+    negative = {"negative": {"condition": {"source": "fixed", "text": "a"}}}
+    size = 4 * 8 * (3 * 2048 * 2048 + 3 * 2048 * 8192) / 2**30
+    alone = gib(compass={"alpha": 0.0})
+    assert size > 1.5
+    assert gib(compass={"alpha": 0.5}) - alone == pytest.approx(size, abs=0.11)
+    assert gib(compass={"alpha": 0.0}, **negative) - alone == pytest.approx(size, abs=0.11)
+    assert gib(compass={"alpha": 0.5}, **negative) - alone == pytest.approx(2 * size, abs=0.11)

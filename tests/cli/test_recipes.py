@@ -97,6 +97,23 @@ def test_validate_says_what_is_odd(call):
     assert err.startswith("WARNING: rollout.stride.keep_above is 1, above every log-prob")
 
 
+def test_validate_checks_every_run_of_a_sweep(call):
+    code, out, err = call("validate", "sweeps/gate")
+    assert (code, out, err) == (0, "sweeps/gate: ok (12 runs)\n", "")
+    code, out, err = call("validate", "sweeps/gate", "terms.group_reward.eps=0")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: variants.outcome: terms.group_reward.eps is 0.0")
+    code, _, err = call("train", "sweeps/gate")
+    assert code == 2
+    assert "is a sweep: run opd sweep sweeps/gate" in err
+
+
+def test_validate_looks_at_the_templates_of_prompts(call):
+    code, _, err = call("validate", "quickstart", "prompts.template='{prompt} {answer}'")
+    assert code == 2
+    assert err.startswith("error: prompts.template: {answer} stands for nothing; allowed is {prompt}")
+
+
 def test_a_traceback_where_it_is_asked_for(call, installed, monkeypatch):
     installed("theirs", "1 / 0", environments="well = theirs:Well")
     asked = ("validate", "stride-quickstart", "prompts.name=well")

@@ -176,6 +176,17 @@ def test_a_share_of_0_is_no_mask_to_the_last_bit(raw_recipe, train, form):
         assert without(rows, "masked_share") == plain
 
 
+def test_a_mask_that_masks_nothing_says_so_once(raw_recipe, train, capsys):
+    """The micro models' answers have no blank lines."""
+    rows = train(short(raw_recipe, masks={"endpoint": {}}), "steps")
+    assert len(rows) > 1
+    assert all(row["masked_share"] == 0 for row in rows)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "masked nothing" in line]
+    assert line.startswith("WARNING: step 1: masks.endpoint has masked nothing (masked_share): ")
+    train(short(raw_recipe, masks={"endpoint": BY_TOKEN}), "tokens")
+    assert "masked nothing" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form["form"])
 def test_every_form_trains_on_what_is_left(raw_recipe, train, form):
     """The first step samples the same rollouts: as many tokens count, and the loss is another."""

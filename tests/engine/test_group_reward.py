@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import opd
 from opd.config import build_config
+from opd.errors import UserError
 from opd.objective.learner import Learner
 from opd.recorder import Recorder
 
@@ -323,3 +324,20 @@ def test_refilled_episodes_keep_to_the_horizon(episodes, train, taught):
     rows = train(episodes(steps=2, terms=REFILL, rollout={"horizon": horizon}))
     assert sum(row["dropped_groups"] for row in rows) > 0
     assert max(len(rollout.turns) for step in taught for rollout, _ in step) <= 2
+
+
+def test_calls_that_do_not_end_are_counted_and_said_and_a_step_of_them_alone_ends_the_run(recipe, train, tmp_path, capsys):
+    (tmp_path / "own.py").write_text(
+        "import os, time\n\ndef some(response, answer, row):\n"
+        "    time.sleep(60 * (row['id'] == 'p0'))\n    return float(len(response) % 2)\n\n"
+        "def none(response, answer, row):\n    os._exit(1)\n"
+    )
+    reward = {"outcome": f"{tmp_path}/own.py:some", "time_limit_s": 0.5}
+    metrics = train(recipe(steps=2, batch={"prompts": 8, "rollouts_per_prompt": 2}, reward=reward))
+    assert [row["reward/outcome_timeouts"] for row in metrics] == [1 / 8, 1 / 8]
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("WARNING: reward.outcome: ")]
+    assert len(said) == 1
+    assert said[0].endswith("in 12.5% of the calls of step 1; these count as 0: mend it, or raise reward.time_limit_s")
+    own = f"{tmp_path}/own.py:none"
+    with pytest.raises(UserError, match=r"^reward\.score: .*own\.py:none .* in 100\.0% of the calls of step 1; mend it"):
+        train(recipe(steps=2, reward={"score": own}), "nothing")

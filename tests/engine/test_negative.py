@@ -220,6 +220,52 @@ def test_nothing_gated_and_no_anchor_is_no_loss(recipe, train):
         assert row["trained_tokens"] > 0
 
 
+def test_conditions_without_room_are_told_once(recipe, train, capsys):
+    """The writer's prompt is longer than the context."""
+    long = {"source": "online", "online_prompt": "{problem}{response}" + "a" * 600}
+    rows = train(recipe({"condition": long}))
+    assert [row["no_condition"] for row in rows] == [1, 1, 1]
+    lines = [line for line in capsys.readouterr().err.splitlines() if "no_condition" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("WARNING: step 1: terms.negative pushes nothing down, since no rollout has a condition")
+    train(recipe({}, steps=1), "fixed")
+    assert "no_condition" not in capsys.readouterr().err
+
+
+def test_without_gate_and_anchor_the_start_is_not_loaded(recipe, parts_of):
+    parts = parts_of(recipe({"gate": "none", "anchor": "none", "condition": None}))
+    assert dict(parts.teachers.teachers) == {}
+    assert dict(parts.learner.spec.heads) == {}
+
+
+def test_the_full_anchor_costs_no_further_forward(recipe, parts_of):
+    found = {}
+    for anchor in ("pointwise_fkl", "full_fkl"):
+        parts = parts_of(recipe({"anchor": anchor}))
+        taught_by(parts)
+        found[anchor] = parts.teachers.teachers[START].model.num_tokens
+    assert found["full_fkl"] == found["pointwise_fkl"] > 0
+
+
+def test_beneath_adapters_the_start_has_the_students_precision(recipe, parts_of):
+    """Before the first update both are the same function of the tokens, rounding included."""
+    raw = recipe({"anchor": "full_fkl", "alpha": 0.5}, objective={"precision": "bfloat16"})
+    raw["student"] = {**raw["student"], "lora": {"r": 4}}
+    parts = parts_of(raw)
+    taught, loss, spec = taught_by(parts), parts.accelerator.unwrap_model(parts.learner.loss), parts.learner.spec
+    tokens, rollouts = num_trainable(taught)
+    reference, own, exact = [], [], []
+    for batch in micro_batches(taught, 10**6, "token_mean", tokens, rollouts, torch.device("cpu")):
+        reference.append(batch.terms[0].inputs["reference"])
+        for precision, found in ((torch.float32, exact), (torch.bfloat16, own)):
+            loss.precision = precision
+            with torch.no_grad():
+                found.append(loss(batch, spec, logps_only=True))
+    rounding = (torch.cat(own) - torch.cat(exact)).abs().mean()
+    assert (torch.cat(reference) - torch.cat(own)).abs().mean() < 0.1 * rounding
+    assert abs(parts.learner.measure(taught)["forward_kl"]) < 1e-6
+
+
 @pytest.mark.parametrize("anchor", ["topk_fkl", "full_fkl", "k2_reverse", "pointwise_fkl"])
 def test_an_anchor_rests_at_the_start_but_for_the_pointwise_one(recipe, train, anchor):
     """With hardly a push the first step has a gradient only where the anchor itself has one."""
@@ -239,13 +285,14 @@ def test_an_anchor_holds(recipe, train):
     "settings",
     [
         {"policy_gradient": True, "anchor": "k1"},
-        {"policy_gradient": True, "anchor": "full_fkl", "gate": "log"},
+        {"policy_gradient": True, "anchor": "full_fkl", "gate": "log", "condition": FIXED},
+        {"gate": "none", "anchor": "none"},
         {"gate": "none", "penalty": "unlikelihood", "anchor": "k2_reverse"},
         {"clamp": 0.05, "coef": 2.0},
     ],
 )
 def test_other_settings_run(recipe, train, settings):
-    rows = train(recipe(settings, steps=2))
+    rows = train(recipe({"condition": None, **settings} if "gate" in settings else settings, steps=2))
     assert all(np.isfinite(row["loss"]) and row["grad_norm"] > 0 for row in rows)
     assert all(("penalty_clamped" in row) == ("clamp" in settings) for row in rows)
 

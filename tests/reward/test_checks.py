@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from opd.cli import main
 from opd.config import build_config
 from opd.episodes import EnvironmentTask
 from opd.errors import UserError
@@ -49,6 +50,7 @@ def test_values_that_cannot_work_are_refused(reward, message):
 
 def test_an_environment_needs_no_outcome():
     prompts = {"type": "environment", "name": "calculator"}
+    assert build_config({**RAW, "prompts": prompts, "reward": {"outcome": "answer"}}).reward == RewardConfig()
     with pytest.raises(UserError, match=r"reward\.outcome: of an episode its environment says what came of it"):
         build_config({**RAW, "prompts": prompts, "reward": {"outcome": "majority"}})
 
@@ -58,12 +60,71 @@ def test_functions_are_looked_for_and_not_run(tmp_path, field):
     def naming(function: str) -> RewardConfig:
         return replace(RewardConfig(), **{field: function})
 
-    (tmp_path / "own.py").write_text("raise RuntimeError('it was run')\n")
+    (tmp_path / "own.py").write_text("raise RuntimeError('it was run')\ndef judge(response, answer, row): ...\n")
+    (tmp_path / "folder.py").mkdir()
     check_reward_files(naming(f"{tmp_path}/own.py:judge"))
-    with pytest.raises(UserError, match=rf"^reward\.{field}: there is no file .*other\.py"):
-        check_reward_files(naming(f"{tmp_path}/other.py:judge"))
+    for missing in ("other", "folder"):
+        with pytest.raises(UserError, match=rf"^reward\.{field}: there is no file .*{missing}\.py"):
+            check_reward_files(naming(f"{tmp_path}/{missing}.py:judge"))
     with pytest.raises(UserError, match=rf"^reward\.{field}: 'own:judge' is not of the form FILE\.py:FUNCTION"):
         check_reward_files(naming("own:judge"))
+    with pytest.raises(UserError, match=rf"^reward\.{field}: .*own\.py defines no 'juge'; did you mean 'judge'\?"):
+        check_reward_files(naming(f"{tmp_path}/own.py:juge"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "judge = max",
+        "judge: object = max",
+        "first, (judge, *rest) = 1, (2, 3)",
+        "from operator import eq as judge",
+        "import judge.fast",
+        "from operator import *",
+        "class judge: ...",
+        "async def judge(): ...",
+        "try:\n    import fast as judge\nexcept ImportError:\n    judge = None",
+        "if (judge := max): ...",
+        "def __getattr__(name): ...",
+    ],
+)
+def test_whatever_binds_a_name_defines_it(tmp_path, source):
+    (tmp_path / "own.py").write_text(source)
+    check_reward_files(RewardConfig(outcome=f"{tmp_path}/own.py:judge"))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("", r"own\.py defines no 'judge'$"),
+        ("def other():\n    judge = 1\nclass Of:\n    def judge(self): ...", r"defines no 'judge'; known: Of, other"),
+        ("other = judge", r"defines no 'judge'"),
+        ("x = 1\ndef judge(:", r"own\.py is not Python: .*\(own\.py, line 2\)"),
+        ("judge = '\0'", "is not Python"),
+        (b"judge = '\xff'", "is not Python"),
+    ],
+)
+def test_a_file_that_does_not_bind_the_name_is_refused(tmp_path, source, message):
+    (tmp_path / "own.py").write_bytes(source if isinstance(source, bytes) else source.encode())
+    with pytest.raises(UserError, match=rf"^reward\.score: .*{message}") as error:
+        check_reward_files(RewardConfig(score=f"{tmp_path}/own.py:judge"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("command", ["validate", "train"])
+def test_the_commands_look_for_the_function_before_they_load_a_model(tmp_path, monkeypatch, capsys, command):
+    def load(*_):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("opd.training.train", load)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text("def judge(response, answer, row): ...\n")
+    (tmp_path / "recipe.yaml").write_text("defaults: gate-quickstart\nreward: {outcome: own.py:juge}\n")
+    monkeypatch.setattr("sys.argv", ["opd", command, "recipe.yaml"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "own.py defines no 'juge'; did you mean 'judge'?" in capsys.readouterr().err
 
 
 def test_prompts_need_answers_where_these_decide():

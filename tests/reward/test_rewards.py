@@ -40,12 +40,13 @@ def rollouts(tokenizer):
 
 @pytest.fixture
 def judged(tokenizer):
-    """`judged(group, **settings)`: the group with outcomes and scores."""
+    """`judged(group, noted=None, **settings)`: the group with outcomes and scores; what is noted is added to `noted`."""
 
-    def judge(group, **settings):
+    def judge(group, noted=None, **settings):
+        noted = [] if noted is None else noted
         rewards = Rewards(RewardConfig(**settings), Contexts(tokenizer, 512, 256))
         try:
-            return asyncio.run(rewards.judged(group))
+            return asyncio.run(rewards.judged(group, lambda name, value: noted.append((name, value))))
         finally:
             rewards.close()
 
@@ -66,7 +67,7 @@ def function(tmp_path):
 
     def write(body):
         path = tmp_path / "own.py"
-        path.write_text(f"import time\n\ndef judge(response, answer, row):\n    {body}\n")
+        path.write_text(f"import os, time\n\ndef judge(response, answer, row):\n    {body}\n")
         return f"{path}:judge"
 
     return write
@@ -138,9 +139,34 @@ def test_a_score_of_ones_own_knows_the_outcome(rollouts, judged, function):
     assert scores(found) == [10 - 7 + 0.5 - 7, -8 + 0.5 - 8]
 
 
-def test_a_function_that_takes_too_long_counts_as_wrong(rollouts, judged, function):
-    own = function("time.sleep(60 if response == 'b' else 0); return 1.0")
-    assert outcomes(judged(rollouts("a", "b", "c"), outcome=own, time_limit_s=0.3)) == [1.0, 0.0, 1.0]
+def test_a_function_that_takes_too_long_or_dies_counts_as_wrong_and_is_counted(rollouts, judged, function):
+    own, noted = (
+        function("time.sleep(60 if response == 'b' else 0); exit_ = response == 'c' and os._exit(1); return 1.0"),
+        [],
+    )
+    group = rollouts("a", "b", "c", "d")
+    assert outcomes(judged(group, noted, outcome=own, time_limit_s=0.5)) == [1.0, 0.0, 0.0, 1.0]
+    assert noted == [("reward/outcome_timeouts", late) for late in (0, 1, 1, 0)]
+    noted.clear()
+    assert scores(judged(group, noted, score=own, outcome="majority", time_limit_s=0.5)) == [1.0, 0.0, 0.0, 1.0]
+    assert noted == [("reward/score_timeouts", late) for late in (0, 1, 1, 0)]
+
+
+def test_calls_that_do_not_end_are_said_once_and_a_step_of_nothing_else_ends_the_run(tokenizer, function):
+    own = function("return 1.0")
+    rewards = Rewards(RewardConfig(outcome=own, score=own, time_limit_s=2.0), Contexts(tokenizer, 512, 256))
+    assert rewards.review(1, {"reward/outcome_timeouts": 0.0, "reward/score_timeouts": 0.0}) is None
+    warning = rewards.review(2, {"reward/outcome_timeouts": 0.25})
+    assert warning == (
+        f"WARNING: reward.outcome: {own} took longer than reward.time_limit_s=2 or ended its process in 25.0% of the calls "
+        "of step 2; these count as 0: mend it, or raise reward.time_limit_s"
+    )
+    assert rewards.review(3, {"reward/outcome_timeouts": 0.25}) is None
+    with pytest.raises(
+        UserError, match=rf"^reward\.score: {own} took .*=2 or .* in 100\.0% of the calls of step 4; mend it"
+    ):
+        rewards.review(4, {"reward/outcome_timeouts": 0.25, "reward/score_timeouts": 1.0})
+    rewards.close()
 
 
 def test_others_go_on_while_a_function_runs(rollouts, tokenizer, function):
@@ -154,7 +180,7 @@ def test_others_go_on_while_a_function_runs(rollouts, tokenizer, function):
 
     async def both():
         ticking = asyncio.create_task(tick())
-        found = await rewards.judged(rollouts("a"))
+        found = await rewards.judged(rollouts("a"), lambda *_: None)
         ticking.cancel()
         return found
 
@@ -182,8 +208,16 @@ def test_what_was_judged_before_a_checkpoint_stays(rollouts, judged):
     ("body", "settings", "message"),
     [
         ("return 1.5", {}, r"reward\.outcome: .*own\.py:judge returned 1\.5 for prompt p; an outcome is from 0 to 1"),
-        ("return 'yes'", {}, r"own\.py:judge failed on item 0: TypeError: it returned 'yes'"),
-        ("return [][0]", {}, r"own\.py:judge failed on item 0: IndexError"),
+        (
+            "return 'yes'",
+            {},
+            r"^reward\.outcome: .*own\.py:judge failed on prompt p: TypeError: it returned 'yes'; return a b",
+        ),
+        (
+            "return [][0]",
+            {},
+            r"^reward\.outcome: .*failed on prompt p: IndexError: list .* \(own\.py, line 4: return \[\]\[0\]\)$",
+        ),
     ],
 )
 def test_functions_that_fail_are_named(rollouts, judged, function, body, settings, message):

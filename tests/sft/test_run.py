@@ -247,3 +247,19 @@ def test_two_processes_make_the_same_updates(raw_sft, tmp_path):
     for one, two in zip(*found):
         assert two == pytest.approx(one, rel=1e-4)
     assert_close(weights(tmp_path / "1" / "final"), weights(tmp_path / "2" / "final"), 1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 50])
+def test_a_deletion_that_shortens_nothing_says_so(sft_config, raw_sft, answers_file, tmp_path, capsys, steps):
+    rows = [json.loads(line) for line in answers_file.read_text().splitlines()]
+    rows[0]["completion"][0]["content"] = "a\n\nb\n\nc"
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = {"path": str(tmp_path / "answers.jsonl"), "delete_steps": {"steps": steps}}
+    fine_tune(sft_config(dataset=dataset, steps=1), tmp_path / "run")
+    said = [line for line in capsys.readouterr().err.splitlines() if "delete_steps" in line]
+    if steps == 1:
+        assert said == ["note: steps of 1 of 8 answers are deleted (dataset.delete_steps)"]
+    else:
+        (line,) = said
+        assert line.startswith("WARNING: dataset.delete_steps shortens none of 8 answers: none has more than 100 steps")
+        assert "lower dataset.delete_steps.steps" in line

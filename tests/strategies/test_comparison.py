@@ -80,7 +80,7 @@ def test_what_each_form_needs(settings, hidden, num):
     maker = Other(OtherConfig(**settings), RUN)
     assert (maker.needs_hidden, maker.num_student_topk) == (hidden, num)
     assert maker.needs_teacher
-    assert not maker.needs_start
+    assert not maker.needs_start(maker.config)
 
 
 def test_importance_weights_come_with_rollouts_that_are_behind():
@@ -102,9 +102,9 @@ def test_importance_weights_come_with_rollouts_that_are_behind():
         ({"strength": 2}, "strength: has no effect with form full; leave it out"),
         ({"form": "topk", "baseline": "mean"}, "baseline: has no effect with form topk; leave it out"),
         ({"form": "sampled", "divergence": "forward_kl"}, "divergence: forward_kl needs form topk or full"),
-        ({"form": "sampled", "advantage_clip": 0.0}, "advantage_clip must be positive or null"),
-        ({"form": "sampled", "importance_cap": float("nan")}, "importance_cap must be positive"),
-        ({"coef": float("inf")}, "coef must be a finite number"),
+        ({"form": "sampled", "advantage_clip": 0.0}, "terms.other.advantage_clip is 0.0: it must be positive, or null"),
+        ({"form": "sampled", "importance_cap": float("nan")}, "terms.other.importance_cap is nan: it must be positive"),
+        ({"coef": float("inf")}, "terms.other.coef is inf: it must be a finite number"),
         ({"beta": 0.0}, "beta is 0.0: it must lie between 0 and 1"),
     ],
 )

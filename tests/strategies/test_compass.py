@@ -164,13 +164,13 @@ def test_a_frozen_start_is_needed_where_alpha_pulls_back_to_it():
         ({"terms": {"compass": {"alpha": -1}}}, "terms.compass.alpha is -1"),
         ({"terms": {"compass": {"beta": float("nan")}}}, "terms.compass.beta is nan"),
         ({"terms": {"compass": {"delta_clip": 0}}}, "terms.compass.delta_clip is 0"),
-        ({"terms": {"compass": {"ratio_clip": 0}}}, "terms.compass: coef must be"),
+        ({"terms": {"compass": {"ratio_clip": 0}}}, "terms.compass.ratio_clip is 0.0: it must be positive"),
         ({"objective": {"temperature": 0.5}}, "terms.compass: sampled tokens need objective.temperature"),
         ({"teachers": {"maths": {"model": "tiny:teacher"}}}, "teachers.maths.weak_reference is missing"),
         ({"teachers": {"maths": {"model": "m", "weak_reference": {}}}}, "teachers.maths.weak_reference.model is missing"),
         (
             {"teachers": {"maths": {"model": "m", "weak_reference": {"active_experts": 1, "dtype": "bfloat16"}}}},
-            "teachers.maths.weak_reference.dtype has no effect without",
+            "teachers.maths.weak_reference.dtype: has no effect without",
         ),
         (
             {"teachers": {"maths": {"model": "m", "weak_reference": {"active_experts": 0}}}},

@@ -74,19 +74,19 @@ def of(rollout: Rollout, models: Tally, writer: str = "w", seed: int = 0, **sett
 
 def test_online_shows_the_writer_problem_and_response(rollout, models):
     asked = models()
-    found = of(rollout(), asked, online_prompt="P {problem} R {response} {z}", max_tokens=9, temperature=0.5)
+    found = of(rollout(), asked, online_prompt="P {problem} R {response} \\frac{1}{2}", max_tokens=9, temperature=0.5)
     assert found == Condition(SAID)
     ((model, prompt, *rest),) = asked.asked
     assert (model, rest) == ("w", [3, 9, 0.5])
-    assert prompt.messages == ({"role": "user", "content": "P What is {x}? R I think {y} 4 {z}"},)
+    assert prompt.messages == ({"role": "user", "content": "P What is {x}? R I think {y} 4 \\frac{1}{2}"},)
     assert prompt.chat_template_kwargs == {"enable_thinking": False}
     assert prompt.text is prompt.answer is None
 
 
 def test_question_shows_it_the_problem_alone(rollout, models):
     asked = models()
-    of(rollout(), asked, source="question", question_prompt="Q {problem} {response}")
-    assert asked.asked[0][1].messages[0]["content"] == "Q What is {x}? {response}"
+    of(rollout(), asked, source="question", question_prompt="Q {problem} { response }")
+    assert asked.asked[0][1].messages[0]["content"] == "Q What is {x}? { response }"
 
 
 def test_a_plain_prompt_is_asked_as_plain_text(rollout, models):
@@ -248,6 +248,25 @@ def test_whole_sentences():
         ({"template": "{problem}"}, "template: it must contain {condition}"),
         ({"online_prompt": "{problem}"}, "online_prompt: it must contain {response}"),
         ({"question_prompt": "what?"}, "question_prompt: it must contain {problem}"),
+        (
+            {"template": "{condition} {promt}"},
+            "template: {promt} stands for nothing; allowed is {condition}, {prompt}, {problem}, {instruction}, and",
+        ),
+        ({"online_prompt": "{problem} {response} {prompt}"}, "online_prompt: {prompt} stands for nothing; allowed is"),
+        (
+            {"question_prompt": "{problem} {response}"},
+            "question_prompt: {response} stands for nothing; allowed is {problem},",
+        ),
+        (
+            {"source": "fixed", "text": "x", "temperature": 0.5},
+            "temperature: has no effect with source fixed; leave it out, or set it to 1.0 where it is inherited",
+        ),
+        ({"source": "file", "path": "y.txt", "online_prompt": "{problem} {response}"}, "online_prompt: has no effect"),
+        (
+            {"source": "fixed", "text": "x", "path": "y.txt"},
+            "path: has no effect with source fixed; leave it out, or set it to null",
+        ),
+        ({"instruction": "Be quick."}, "instruction: has no effect with a template without {instruction}; leave it out"),
     ],
 )
 def test_refusals(settings, said):
@@ -260,9 +279,11 @@ def test_a_missing_file_is_found_before_a_run(tmp_path):
     ConditionConfig().check_files()
     with pytest.raises(UserError, match=r"^terms.negative.condition.path: no such file"):
         ConditionConfig(source="file", path=str(tmp_path / "none.txt")).check_files()
+    with pytest.raises(UserError, match=r"^terms.negative.condition.path: '.*' is a folder; name a file in it"):
+        ConditionConfig(source="file", path=str(tmp_path)).check_files()
 
 
 def test_a_template_must_hold_the_problem():
     with pytest.raises(UserError, match=r"^terms\.negative\.condition\.template: it must contain \{prompt\} or \{problem\}"):
-        ConditionConfig(template="{condition} {promt}").check()
+        ConditionConfig(template="{condition} {instruction}").check()
     ConditionConfig(template="{condition} {problem}").check()

@@ -367,6 +367,23 @@ def test_the_share_of_masked_tokens_is_a_metric(endpoint):
     assert "masked_share" not in figures_of(counts_of(1, [(rollout, terms)], 8), steered=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "one of at most 0.2 of it; set masks.endpoint.by=token, a larger fraction, or another delimiter than '\\n\\n'"),
+        ({"by": "token"}, "no reasoning is so long that 0.2 of it is a token; raise masks.endpoint.fraction"),
+        ({"min_tokens": 9}, "or none has 9 tokens; set masks.endpoint.by=token"),
+        ({"mask_truncated": False}, "or set masks.endpoint.mask_truncated=true"),
+    ],
+)
+def test_it_warns_where_nothing_is_masked(endpoint, settings, said):
+    text = endpoint(**settings).warning({"masked_share": 0.0})
+    assert text is not None
+    assert said in text
+    assert endpoint(**settings).warning({"masked_share": 0.01}) is None
+    assert endpoint(fraction=0.0, **settings).warning({"masked_share": 0.0}) is None
+
+
 # --- configuration
 
 

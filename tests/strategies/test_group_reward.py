@@ -192,12 +192,20 @@ TEACHER = {"teachers": {"default": {"model": "tiny:teacher"}}}
         ),
         ({"objective": {"temperature": 0.5}}, "terms.group_reward: sampled tokens need objective.temperature to be"),
         ({"terms": {"group_reward": {"eps": 0.0}}}, "terms.group_reward.eps is 0.0: it must be above 0"),
-        ({"terms": {"group_reward": {"ratio_clip": 0}}}, "terms.group_reward: coef must be"),
-        ({"terms": {"group_reward": {"ratio_clip_high": -1}}}, "terms.group_reward.ratio_clip_high must be positive"),
+        (
+            {"terms": {"group_reward": {"ratio_clip": 0}}},
+            "terms.group_reward.ratio_clip is 0.0: it must be positive, or null",
+        ),
+        ({"terms": {"group_reward": {"ratio_clip_high": -1}}}, "terms.group_reward.ratio_clip_high is -1.0: it must"),
         (
             {"terms": {"group_reward": {"ratio_clip": None, "ratio_clip_high": 0.2}}},
-            "terms.group_reward.ratio_clip_high must be positive, and have ratio_clip beside it",
+            "terms.group_reward.ratio_clip_high: has no effect without ratio_clip; leave it out, or set it to null",
         ),
+        (
+            {"terms": {"group_reward": {"normalize": "none", "eps": 1e-4}}},
+            "terms.group_reward.eps: has no effect with normalize: none; leave it out, or set it to 1e-06",
+        ),
+        ({"terms": {"group_reward": {"max_refills": 2}}}, "terms.group_reward.max_refills: has no effect with dead: zero"),
         ({"terms": {"group_reward": {"gate": "scores"}}}, "terms.group_reward.gate: Invalid value 'scores'"),
         (
             {"terms": {"group_reward": {"dead": "drop_and_refill", "gate": "none"}}},

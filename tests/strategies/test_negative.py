@@ -204,6 +204,18 @@ def test_without_a_gate_nobody_is_asked_for_a_condition(rollout, models):
     assert "figure_no_condition" not in term.inputs
 
 
+def test_without_gate_and_anchor_the_start_is_not_asked(rollout, models):
+    for anchor in ({"anchor": "none"}, {"alpha": 0.0}):
+        settings = {"gate": "none", "condition": None, **anchor}
+        assert build_config(raw(**settings)).frozen == {}
+        noting = models()
+        (term,) = collect(rollout, noting, **settings)
+        assert noting.requests == []
+        assert (term.inputs["gate"] == 1.0).all()
+        assert len(term.inputs["reference"]) == rollout.num_tokens
+    assert list(build_config(raw(anchor="none")).frozen) == [START]
+
+
 def test_the_topk_anchor_is_a_term_of_its_own(rollout, models, micro_model, vocab):
     penalty, anchor = collect(rollout, models(), anchor="topk_fkl", k=5, alpha=0.1, coef=2.0)
     assert (penalty.inputs["anchor"], penalty.coef) == ("none", 2.0)
@@ -215,7 +227,12 @@ def test_the_topk_anchor_is_a_term_of_its_own(rollout, models, micro_model, voca
 
 
 def test_the_full_anchor_has_the_starts_hidden_states(rollout, models, start, micro_model, vocab):
-    penalty, anchor = collect(rollout, models(), anchor="full_fkl")
+    noting = models()
+    penalty, anchor = collect(rollout, noting, anchor="full_fkl")
+    assert len(noting.requests) == 2  # under either prompt once
+    (plain,) = collect(rollout, models())
+    for name in ("gate", "reference"):
+        np.testing.assert_allclose(penalty.inputs[name], plain.inputs[name], atol=1e-6)
     target = anchor.inputs["target"]
     assert isinstance(target, Hidden)
     assert target.head == start.head_id
@@ -254,10 +271,16 @@ def test_it_needs_the_start_and_no_teacher():
         ({"coef": float("nan")}, "terms.negative.coef"),
         ({"alpha": -1.0}, "terms.negative.alpha is -1.0"),
         ({"clamp": 0.0}, "terms.negative.clamp is 0.0"),
-        ({"trust": 1.0}, "terms.negative.trust is 1.0"),
+        ({"trust": 1.0}, "terms.negative.trust is 1.0: it is a share above 0 and below 1, or null"),
         ({"logp_floor": 0.0}, "terms.negative.logp_floor is 0.0"),
         ({"k": 0, "anchor": "topk_fkl"}, "terms.negative.k is 0"),
-        ({"k": 8}, "terms.negative.k: has no effect with anchor pointwise_fkl"),
+        ({"k": 8}, "terms.negative.k: has no effect with anchor pointwise_fkl; leave it out, or set it to 32 where"),
+        ({"alpha": 0.5, "anchor": "none"}, "terms.negative.alpha: has no effect with anchor none; leave it out, or set"),
+        ({"gate": "none"}, "terms.negative.condition: has no effect with gate none; leave it out, or set it to null"),
+        (
+            {"gate": "none", "condition": None, "anchor": "full_fkl", "logp_floor": -5.0},
+            "terms.negative.logp_floor: has no effect with anchor full_fkl and gate none",
+        ),
         ({"importance_cap": 0.0, "anchor": "is_fkl"}, "terms.negative.importance_cap is 0.0"),
         ({"importance_cap": 2.0}, "terms.negative.importance_cap: has no effect"),
         ({"generator": "student"}, "terms.negative.generator: nobody writes conditions of source fixed"),
@@ -296,3 +319,19 @@ def test_only_a_frozen_writer_goes_with_lookahead():
 @pytest.mark.parametrize("anchor", ["k1", "topk_fkl", "full_fkl", "none"])
 def test_what_the_policy_gradient_takes(anchor):
     assert build_config(raw(policy_gradient=True, anchor=anchor)).terms["negative"].anchor == anchor
+
+
+def test_it_warns_where_no_rollout_has_a_condition():
+    config = build_config(raw(condition={"source": "online"}))
+    online = Negative(config.terms["negative"], config)
+    assert online.warning({"no_condition": 0.9, "answer_leaked": 0.9}) is None
+    assert online.warning({}) is None
+    leaked = online.warning({"no_condition": 1.0, "answer_leaked": 1.0})
+    assert leaked is not None
+    assert "each held the answer of its problem" in leaked
+    short = online.warning({"no_condition": 1.0, "answer_leaked": 0.5})
+    assert short is not None
+    assert "longer than the context, or its writer wrote nothing; lower sampling.max_new_tokens, raise" in short
+    fixed = Negative(build_config(raw()).terms["negative"], config).warning({"no_condition": 1.0, "answer_leaked": 0.0})
+    assert fixed is not None
+    assert "writer" not in fixed

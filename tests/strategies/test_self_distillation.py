@@ -136,6 +136,7 @@ def test_where_the_answer_leaves_no_room_there_is_no_term(rollout):
         ({"importance": "truncated"}, r"importance: has no effect with form full"),
         ({"form": "sampled", "divergence": "reverse_kl", "coverage": "strict_1to1"}, r"coverage: has no effect"),
         ({"template": "{prompt}"}, r"template: it must contain \{answer\}"),
+        ({"template": "{prompt} {anwser} {answer}"}, r"template: \{anwser\} stands for nothing; allowed is \{prompt\}, "),
         ({"template": "{answer}"}, r"template: it must contain \{prompt\} or \{problem\}"),
     ],
 )
@@ -151,6 +152,7 @@ def test_the_defaults_work_and_episodes_of_several_turns_do_not():
         for name in ("reasoning_gym", "calculator")
     )
     SelfDistillation.check(SelfDistillationConfig(), single)
+    SelfDistillation.check(SelfDistillationConfig(template=r"{prompt} {answer} \boxed{x} \frac{1}{2}"), RUN)
     with pytest.raises(UserError, match=r"terms\.self_distillation: prompts open episodes of several turns"):
         SelfDistillation.check(SelfDistillationConfig(), several)
 

@@ -130,7 +130,8 @@ def test_no_field_of_a_record_is_left_out(record):
     """The records above give every field a value of its own, so that the tests above see each of them travel."""
     unset = {field.name for field in fields(record) if getattr(record, field.name) is field.default}
     trainers_own = {"teacher_logps", "observations", "state_hash", "mistake"}  # no server knows them
-    assert unset <= {"hidden"} | (trainers_own if record is TURN else set())  # `hidden` excludes the others
+    alone = {"hidden", "logps_too"}  # the former excludes the others, and the latter goes with it and to no server
+    assert unset <= alone | (trainers_own if record is TURN else set())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
