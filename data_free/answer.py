@@ -5,19 +5,18 @@ The rows are in TRL's conversational prompt-completion format, which `datasets.l
 
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from opd.data_free.pool import check_out
+from opd.data_free.thinking import OPEN_THOUGHT
 from opd.errors import UserError
 from opd.eval.options import EvalOptions
 from opd.eval.samples import Pair, Sampled
 from opd.files import explain_unwritable, write_text
 from opd.records import Prompt
-
-_OPEN_THOUGHT = re.compile(r"(<[\w:|]*think[\w:|]*>|\[THINK\])\s*$")
 
 
 def answer_prompts(
@@ -52,15 +51,9 @@ def answer_prompts(
 
 def _check_out(out: Path, data: str, *, resume: bool, overwrite: bool) -> None:
     """Refuses to write over the prompts, or over what is not to be touched."""
-    if out.suffix != ".jsonl" or out.is_dir():
-        raise UserError(f"--out: {out}: name a file that ends in .jsonl")
-    samples, source = out.with_suffix(".samples.jsonl"), Path(data).expanduser()
-    there = [file for file in (out, samples, out.with_suffix(".about.json")) if file.exists()]
-    for file in there:
-        if source.exists() and file.samefile(source):
-            raise UserError(f"--out: {file} holds the prompts of --data and would be overwritten; name another file")
-    if there and not (resume or overwrite):
-        raise UserError(f"--out: {there[0]} exists; continue it with --resume or replace it with --overwrite")
+    endings = (".samples.jsonl", ".about.json")
+    there = check_out(out, Path(data).expanduser(), overwrite=overwrite, resume=resume, beside=endings)
+    samples = out.with_suffix(".samples.jsonl")
     if there and resume and not _holds_samples(samples):
         raise UserError(
             f"--resume: {there[0]} belongs to no interrupted answer file (no completions in {samples.name}); "
@@ -96,31 +89,16 @@ def _none_left(facts: Mapping[str, Any], options: EvalOptions) -> str:
 async def _answer(
     teacher: str, prompts: Sequence[Prompt], out: Path, options: EvalOptions, begin: Mapping[str, bool]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    from opd.eval.evaluate import fitting
-    from opd.eval.models import open_model
-    from opd.eval.sampling import sample_to_file
+    from opd.data_free.asking import ask
     from opd.evaluation import public_name
     from opd.tokenization import render_text
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    async with open_model(teacher, options, "--teacher") as opened:
-        if not opened.contexts.tokenizer.chat_template:
-            raise UserError("--teacher: its tokenizer has no chat template; name a model that has one")
-        try:
-            ids = fitting(prompts, opened.contexts)
-        except UserError as error:  # it does not know the options of this command
-            what = str(error).removeprefix("prompts: ")
-            raise UserError(f"--data: {what}; change or leave out such rows, or name another --teacher") from None
-        with Progress(*columns, console=Console(stderr=True)) as bar:
-            samples = await sample_to_file(opened, prompts, ids, out.with_suffix(".samples.jsonl"), options, bar, **begin)
-        openings = {place: _OPEN_THOUGHT.search(render_text(opened.contexts.tokenizer, prompts[place])) for place in ids}
+    asked = await ask(teacher, prompts, out.with_suffix(".samples.jsonl"), options, begin, ("--teacher", "--data"))
+    openings = {place: OPEN_THOUGHT.search(render_text(asked.tokenizer, prompts[place])) for place in asked.ids}
     thoughts = {place: found.group() for place, found in openings.items() if found}
-    rows, counts = training_rows(prompts, samples, thoughts)
-    facts = {"teacher": public_name(teacher), "identity": opened.identity, "num_prompts": len(prompts)}
-    return rows, {**facts, "num_skipped": len(prompts) - len(ids), **counts}
+    rows, counts = training_rows(prompts, asked.samples, thoughts)
+    facts = {"teacher": public_name(teacher), "identity": asked.identity, "num_prompts": len(prompts)}
+    return rows, {**facts, "num_skipped": len(prompts) - len(asked.ids), **counts}
 
 
 def training_rows(

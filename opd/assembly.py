@@ -31,8 +31,7 @@ from opd.objective.learner import Learner
 from opd.pairing import Pairing, pair, unaligned_terms
 from opd.plugins import Mask, PromptSource, TermMaker
 from opd.records import Prompt, Sampling
-from opd.registry import CONTROLLERS, MASKS, PROMPT_SOURCES, TERM_MAKERS
-from opd.reward.checks import check_answers
+from opd.registry import CONTROLLERS, MASKS, TERM_MAKERS
 from opd.reward.rewards import Rewards
 from opd.rollouts import InPlay, Player
 from opd.steering import Steering
@@ -47,6 +46,7 @@ from opd.teachers.hf import HFTeacher
 from opd.teachers.opening import TeacherFacts, connect, facts_of, open_teachers
 from opd.teachers.pool import Teacher, TeacherPool
 from opd.tokenization import eos_ids, load_tokenizer
+from opd.validation import check_domains, open_prompts
 from opd.watch import Watch
 
 SWITCH_S = 5e-4
@@ -109,19 +109,18 @@ def make_accelerator() -> Accelerator:
     return Accelerator(mixed_precision="no", cpu=cpu, kwargs_handlers=[ddp])  # autocast is the learner's
 
 
-def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None) -> Parts:
+def assemble(
+    config: RunConfig, accelerator: Accelerator, checkpoint: Path | None = None, prompts: PromptSource | None = None
+) -> Parts:
     """Loads prompts first (cheap mistakes show early), then tokenizers, then models. Raises `UserError`."""
-    prompts = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
-    check_answers(config, prompts.known())
+    prompts = open_prompts(config) if prompts is None else prompts
     heldout, selection, grader = _problems(config)
     makers: list[TermMaker] = [TERM_MAKERS.load(name, "terms")(term, config) for name, term in config.terms.items()]
     masks = {name: MASKS.load(name, "masks")(section, config) for name, section in config.masks.items()}
     controllers = {name: CONTROLLERS.load(name, "rollout")(section, config) for name, section in config.rollout.items()}
 
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
-    episodes = [one for one in (*prompts.at(0, 0, 1), *heldout[:1]) if one.task is not None]
-    if episodes:
-        tool_format(tokenizer, tools=any(one.tools for one in episodes))  # refuses calls in a form that is not known
+    _check_calls(tokenizer, [*prompts.at(0, 0, 1), *heldout[:1]])
     served = connect(config.frozen)
     facts = {name: facts_of(name, model, served) for name, model in config.frozen.items()}
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)
@@ -169,6 +168,13 @@ def assemble(config: RunConfig, accelerator: Accelerator, checkpoint: Path | Non
         _update_thread(device) if config.lookahead and (sampler.concurrent or len(served) == len(facts)) else None,
         config.sampler.chunk_tokens,
     )
+
+
+def _check_calls(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt]) -> None:
+    """Refuses episodes with calls in a form that is not known."""
+    episodes = [prompt for prompt in prompts if prompt.task is not None]
+    if episodes:
+        tool_format(tokenizer, tools=any(prompt.tools for prompt in episodes))
 
 
 def _longest(config: RunConfig, student: nn.Module) -> int:
@@ -258,6 +264,7 @@ def _learner(
         vocab=vocab,
         temperature=config.loss_temperature,
         reference=_reference(config, accelerator.device) if any(maker.needs_reference for maker in makers) else None,
+        by_domain=len(config.teachers) > 1,
     )
 
 
@@ -299,6 +306,8 @@ def _problems(config: RunConfig) -> tuple[list[Prompt], list[Prompt], Grader | N
         found.append(problems)
     if config.eval.environment is not None:
         found[0] = load_tasks(config.eval.environment, "eval.environment")
+    asked = "eval.prompts" if config.eval.environment is None else "eval.environment"
+    check_domains(config, found[0][: config.eval.kl_prompts], asked)
     grader = Grader(config.eval.time_limit_s, verifier=config.eval.reward) if any(found) else None
     return found[0], found[1], grader
 

@@ -85,7 +85,8 @@ class RunConfig:
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     teachers: dict[str, TeacherConfig] = field(default_factory=dict)
-    """Teachers by name. A prompt's domain routes it; a single one serves all. None, where no term asks one."""
+    """Teachers by name, which is the domain of their prompts; a single one called `default` takes all. None, where no term
+    asks one."""
     prompts: dict[str, Any] = field(default_factory=dict)
     """The prompt source: `type`, and what that source takes."""
     alignment: AlignmentConfig = field(default_factory=AlignmentConfig)

@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from opd.errors import UserError
-from opd.records import Prompt
+from opd.records import DEFAULT_DOMAIN, Prompt
 from opd.spelling import nearest
 from opd.templates import check_template
 from opd.tiny import check_name, is_tiny, resolve
@@ -114,8 +114,8 @@ def prompt_of(row: Mapping[str, Any], where: str, config: DatasetConfig, key: st
         messages=messages,
         text=text,
         answer=_answer(answer),
-        problem=_problem(row[columns.prompt]),
-        domain=str(row.get(columns.domain) or "default"),
+        problem=own_words(row[columns.prompt]),
+        domain=str(row.get(columns.domain) or DEFAULT_DOMAIN),
         tools=tuple(tools),
         chat_template_kwargs=config.chat_template_kwargs,
         meta={name: value for name, value in row.items() if name not in known},
@@ -130,8 +130,8 @@ def _answer(answer: Any) -> str | tuple[str, ...] | None:
     return str(answer) if isinstance(answer, str | int | float) and not isinstance(answer, bool) and str(answer) else None
 
 
-def _problem(prompt: Any) -> str:
-    """The task's own words: the text, or what users say in the messages."""
+def own_words(prompt: Any) -> str:
+    """A task's own words: the text, or what users say in the messages."""
     if isinstance(prompt, str):
         return prompt
     said = [message.get("content") for message in prompt if message["role"] == "user"]
@@ -167,7 +167,7 @@ def read_rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[st
     if not path.is_file():
         yield from _hub_rows(config, key)
     elif path.suffix == ".jsonl":
-        yield from _json_lines(path, key)
+        yield from json_lines(path, f"{key}.path")
     else:
         formats = {".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
         if path.suffix not in formats:
@@ -195,7 +195,8 @@ def _hub_rows(config: DatasetConfig, key: str) -> Iterator[tuple[str, Mapping[st
         yield f"row {number}", row  # type: ignore[misc]
 
 
-def _json_lines(path: Path, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def json_lines(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """("line N", object) of each line that is not blank. Raises `UserError` naming `field`, the line and the file."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -204,7 +205,7 @@ def _json_lines(path: Path, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]
                 row = json.loads(line)
                 json.dumps(row, ensure_ascii=False).encode() if b"\\u" in line else None
             except (ValueError, RecursionError) as error:  # a lone surrogate is JSON, but no text
-                raise UserError(f"{key}.path: line {number} of {path} is not valid JSON: {error}") from None
+                raise UserError(f"{field}: line {number} of {path} is not valid JSON: {error}") from None
             if not isinstance(row, dict):
-                raise UserError(f"{key}.path: line {number} of {path} is not a JSON object")
+                raise UserError(f"{field}: line {number} of {path} is not a JSON object")
             yield f"line {number}", row

@@ -1,5 +1,6 @@
 """What would make numbers silently wrong, found from tokenizers, templates and configurations alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,11 +18,11 @@ from opd.locate import locate
 from opd.models import model_limits
 from opd.pairing import Pairing, pair, unaligned_terms
 from opd.records import Prompt
-from opd.registry import PROMPT_SOURCES, TERM_MAKERS
+from opd.registry import TERM_MAKERS
 from opd.teachers.config import START, field_of
 from opd.teachers.opening import TeacherFacts, base_key, connect, facts_of
 from opd.tokenization import eos_ids, load_tokenizer, render, render_text
-from opd.validation import controller_notes
+from opd.validation import controller_notes, open_prompts
 
 SHOWN = 40  # characters on either side of a difference
 SAMPLE = 256  # prompts whose length is measured
@@ -39,9 +40,10 @@ class Finding:
 
 def examine(config: RunConfig) -> list[Finding]:
     """Everything worth knowing about a recipe before it costs anything. Raises `UserError` only for what cannot be read."""
-    source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
-    drawn = source.at(0, 0, min(SAMPLE, max(1, config.batch.prompts * config.steps)))
-    prompts = list({prompt.id: prompt for prompt in drawn}.values())  # a short file comes round again
+    source = open_prompts(config)
+    steps = range(min(config.steps, math.ceil(SAMPLE / config.batch.prompts)))
+    drawn = [prompt for step in steps for prompt in source.at(step, 0, config.batch.prompts)]
+    prompts = list({prompt.id: prompt for prompt in drawn}.values())[:SAMPLE]  # a short file comes round again
     tokenizer = load_tokenizer(config.student.model, "student.model", config.student.revision)
     findings = [*_prompt(tokenizer, prompts[0]), _lengths(config, tokenizer, prompts), _temperature(config)]
     ends = eos_ids(config.student.model, "student.model", tokenizer, config.student.revision)

@@ -94,14 +94,11 @@ async def _evaluate_all(
     finished: Callable[[Loaded, Mapping[str, Any]], None],
 ) -> None:
     """One suite after the other, each `finished` before the next begins."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
     from opd.eval.models import open_model
+    from opd.progress import counting_bar
 
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
     async with open_model(model, options) as opened:
-        with Progress(*columns, console=Console(stderr=True)) as bar:
+        with counting_bar() as bar:
             for suite in suites:
                 body = await _evaluate_one(opened, suite, out, options, begin, bar)
                 finished(suite, body)

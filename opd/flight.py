@@ -67,8 +67,11 @@ class Flight:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _means(noted: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """The mean of each name's values over all processes; exact, so that it does not depend on their order."""
+def _means(noted: Sequence[Mapping[str, Sequence[tuple[float, float]]]]) -> dict[str, float]:
+    """The weighted mean of each name's values over all processes; exact, so that it does not depend on their order."""
     names = sorted({name for one in noted for name in one})
-    values = {name: [value for one in noted for value in one.get(name, ())] for name in names}
-    return {name: math.fsum(found) / len(found) for name, found in values.items()}
+    found = {name: [pair for one in noted for pair in one.get(name, ())] for name in names}
+    return {
+        name: math.fsum(value * weight for value, weight in pairs) / math.fsum(weight for _, weight in pairs)
+        for name, pairs in found.items()
+    }

@@ -7,6 +7,7 @@ from opd.data import load_prompts
 from opd.envs.config import load_tasks
 from opd.registry import PROMPT_SOURCES, TERM_MAKERS
 from opd.reward.checks import check_answers
+from opd.validation import check_domains
 
 
 def _beside(config: RunConfig) -> str:
@@ -20,10 +21,12 @@ def plan(config: RunConfig, out: Path) -> str:
     """The resolved recipe and the size of the run, as text. Reads the prompts. Raises `UserError`."""
     source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
     check_answers(config, source.known())
-    first = source.at(0, 0, 1)[0]
+    check_domains(config, source.known(), "prompts")
+    first = source.at(0, 0, config.batch.prompts)[0]
     heldout = load_prompts(config.eval.prompts, "eval.prompts") if config.eval.prompts else []
     if config.eval.environment is not None:
         heldout = load_tasks(config.eval.environment, "eval.environment")
+    check_domains(config, heldout[: config.eval.kl_prompts], "eval.prompts")
     rollouts = config.batch.prompts * config.batch.rollouts_per_prompt
     longest = config.sampling.max_new_tokens
     most = f"{longest:,} sampled tokens in each of their turns"

@@ -50,25 +50,35 @@ class Models(Protocol):
         """
         ...
 
-    def note(self, name: str, value: float) -> None:
-        """Counts `value` towards the step's metric `name`, the mean of all that is noted by this name in all processes."""
+    def note(self, name: str, value: float, weight: float = 1.0) -> None:
+        """Counts `value` towards the step's metric `name`, the mean of all that is noted by this name in all processes.
+
+        `weight` above 0: how often it counts, as the number of tokens of which it is the mean.
+        """
         ...
 
 
-class PromptSource(Protocol):
-    """Yields the prompts of a step as a pure function of the step, so that a resumed run sees the same ones."""
+class PromptSource:
+    """Yields the prompts of a step as a pure function of the step, so that a resumed run sees the same ones. A plug-in
+    derives from this."""
 
     Config: ClassVar[type]
+    digest: str | None = None  # of its prompts, by which a resumed run notices that they are others
 
     def __init__(self, config: Any, seed: int) -> None: ...
 
+    @staticmethod
+    def at_hand(config: Any) -> bool:
+        """Whether its prompts are files that are there already, which are then looked at before a run."""
+        return False
+
     def known(self) -> Sequence[Prompt]:
         """Every prompt it can yield, as far as they are known beforehand: compared with the evaluation's problems."""
-        ...
+        return ()
 
     def at(self, step: int, attempt: int, count: int) -> Sequence[Prompt]:
         """`count` prompts for `step` (from 0); `attempt` counts the times a step asked again."""
-        ...
+        raise NotImplementedError
 
 
 class RolloutController:

@@ -1,18 +1,32 @@
-"""The progress bar of a run: loss, KL, successes, tokens a second, time left."""
+"""Progress bars: of a run, with loss, KL, successes, tokens a second and time left, and of commands that count something."""
 
 from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 DIVERGENCES = ("reverse_kl", "reverse_kl_sampled", "reverse_kl_shared", "forward_kl", "jsd")
 
 WITHOUT_TEACHER = {"success_rate": "success", "live_groups": "live groups", "gate_share": "gated"}  # shown where they are
 
 
+def counting_bar(time: ProgressColumn | None = None) -> Progress:
+    """So many of so many, on stderr; `time` is the last column, by default what is left."""
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), time or TimeRemainingColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
 class ProgressBar:
-    """Draws on stderr; on something that is no terminal it prints a line now and then instead."""
+    """Of a run. Draws on stderr; on something that is no terminal it prints a line now and then instead."""
 
     LINES = 20  # in a whole run, where there is no terminal
 

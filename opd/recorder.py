@@ -61,7 +61,8 @@ class Recorder:
             )
         figures = dict(metrics)
         if not self._comparable:
-            figures.pop("mismatch", None)  # two different distributions: their distance says nothing
+            # two different distributions: their distance says nothing
+            figures = {name: value for name, value in figures.items() if name.partition("/")[0] != "mismatch"}
         figures |= {name: counts[name] for name in ("sampled_tokens", "trained_tokens", "skipped_prompts", "floored_logps")}
         figures |= {name: counts[name] for name in AT_TIMES if counts[name]}
         figures |= landed.figures
@@ -70,7 +71,8 @@ class Recorder:
             figures |= {"align/one_to_one": aligned.one_to_one_share}
         figures["staleness"] = counts["staleness"] / max(1, counts["sampled_tokens"])
         steering = self.parts.steering
-        figures |= {**figures_of(counts, steered=bool(steering)), **steering.figures()}
+        domains = self.config.teachers if len(self.config.teachers) > 1 else ()
+        figures |= {**figures_of(counts, steered=bool(steering), domains=domains), **steering.figures()}
         if steering and not steering.limited(step - 1) and (saved := self.full_length.saved(counts)) is not None:
             figures["saved_tokens"] = saved
         timings = self.parts.clock.read()
@@ -119,6 +121,7 @@ class Recorder:
             "accuracy": figures["accuracy"],
             "reverse_kl": figures.get("reverse_kl"),
             **({"reverse_kl_sampled": figures["reverse_kl_sampled"]} if "reverse_kl_sampled" in figures else {}),
+            **(domains := {name: value for name, value in figures.items() if name.startswith("accuracy/")}),
         }
         self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result, **timings})
         for tracker in self.trackers:
@@ -128,8 +131,11 @@ class Recorder:
             self.selection = {"step": step, "accuracy": figures["selection_accuracy"]}
         names = {"reverse_kl": "reverse KL", "reverse_kl_sampled": "sampled reverse KL"}
         kl = "".join(f", {what} {figures[name]:.4f} nats per token" for name, what in names.items() if name in figures)
+        each = "".join(f", {name.removeprefix('accuracy/')} {value:.1%}" for name, value in domains.items())
         rates = f"no answer {figures['no_answer_rate']:.1%}, truncated {figures['truncated_rate']:.1%}"
-        self.bar.say(f"eval after step {step}: accuracy {figures['accuracy']:.1%} ({rates}){kl}")
+        distinct = "" if "distinct_4grams" not in result else ", distinct 4-grams unknown"
+        distinct = f", distinct 4-grams {figures['distinct_4grams']:.1%}" if "distinct_4grams" in figures else distinct
+        self.bar.say(f"eval after step {step}: accuracy {figures['accuracy']:.1%}{each} ({rates}){kl}{distinct}")
         return best
 
     def card(self, step: int) -> str:

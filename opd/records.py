@@ -15,6 +15,7 @@ from opd.episodes import EnvironmentTask
 Array = np.ndarray
 Finish = Literal["eos", "length", "stopped", "env"]
 Restart = Literal["", "restored", "failed", "too long"]
+DEFAULT_DOMAIN = "default"  # of prompts without one
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Prompt:
     text: str | None = None  # a plain prompt, tokenised as it is
     answer: str | tuple[str, ...] | None = None  # for evaluation and verifiers; of terms few read it, and say so
     problem: str = ""  # the task as the data have it, without template and system message: what identifies it
-    domain: str = "default"  # routes to the teacher of this name
+    domain: str = DEFAULT_DOMAIN  # routes to the teacher of this name
     tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas handed to the chat template
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # e.g. {"enable_thinking": False}
     meta: Mapping[str, Any] = field(default_factory=dict)  # further columns of the row
@@ -365,8 +366,7 @@ class TopK:
     ids: Array  # [n, k] int32; -1 marks an absent entry
     logps: Array  # [n, k] float32
     tail: Array  # [n] float32, the mass outside
-    unknown: Array | None = None  # [n, k] bool: tokens that this side does not have; the other is compared given it has not
-    # drawn one of them
+    unknown: Array | None = None  # [n, k] bool: tokens this side lacks; the other is compared given it drew none of them
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,9 +60,11 @@ PROMPT_SOURCES = Registry(
     "prompt source",
     "opd.prompt_sources",
     {
+        "authored": "opd.strategies.authored:AuthoredPrompts",
         "dataset": "opd.strategies.dataset:DatasetPrompts",
         "environment": "opd.strategies.environment:EnvironmentPrompts",
     },
+    "PromptSource",
 )
 ENVIRONMENTS = Registry(
     "environment",
@@ -92,6 +94,7 @@ TERM_MAKERS = Registry(
         "compass": "opd.strategies.compass:Compass",
         "group_reward": "opd.strategies.group_reward:GroupReward",
         "negative": "opd.strategies.negative:Negative",
+        "overlap": "opd.strategies.overlap:Overlap",
         "reverse_kl": "opd.strategies.reverse_kl:ReverseKL",
         "self_distillation": "opd.strategies.self_distillation:SelfDistillation",
         "shared_topk": "opd.strategies.shared_topk:SharedTopK",

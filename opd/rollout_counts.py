@@ -10,6 +10,7 @@ from opd.objective.batching import Taught, counted, num_trainable
 from opd.records import Rollout, Term
 from opd.units import units_of
 
+DOMAIN = "domain/"  # before its name
 MOST_UNITS = 64  # counted one by one; those after it count with it
 
 
@@ -23,13 +24,15 @@ def counts_of(step: int, taught: Sequence[Taught], chunk_tokens: int) -> Counter
         counts += _of_rollout(step, rollout, chunk_tokens)
         counts += _of_weights(rollout, terms)
         trained = counted(rollout, terms)
+        counts[f"{DOMAIN}{rollout.prompt.domain}"] += int(trained.sum())
         for number, tokens in enumerate(_by_unit(rollout, trained, chunk_tokens), start=1):
             counts[f"trained/{min(number, MOST_UNITS)}"] += tokens
     return counts
 
 
-def figures_of(counts: Mapping[str, float], *, steered: bool) -> dict[str, float]:
-    """Metrics of a step from the counts of all processes; `steered`: rollouts had controllers."""
+def figures_of(counts: Counter[str], *, steered: bool, domains: Iterable[str] = ()) -> dict[str, float]:
+    """Metrics of a step from the counts of all processes; `steered`: rollouts had controllers; `domains`: those whose shares
+    are of interest, though a step may have none of their prompts."""
     rollouts = max(1, counts["rollouts"])
     figures = {"response_tokens": counts["sampled_tokens"] / rollouts}
     figures |= {f"{name}_rate": counts[name] / rollouts for name in ("eos", "truncated")}
@@ -43,9 +46,10 @@ def figures_of(counts: Mapping[str, float], *, steered: bool) -> dict[str, float
         figures |= {"discarded_tokens": counts["discarded_tokens"], "stopped_rate": counts["stopped"] / rollouts}
         figures |= {"restart_units": counts["reused_units"] / rollouts, "reused_tokens": counts["reused_tokens"]}
         figures |= {name: counts[name] for name in ("restore_failures", "long_prefixes")}
+    total = max(1, sum(counts[name] for name in counts if name.startswith("trained/")))
+    figures |= {f"tokens_share/{name}": counts[f"{DOMAIN}{name}"] / total for name in sorted(domains)}
     if steered or counts["episodes"]:
-        total = max(1, sum(counts[name] for name in counts if name.startswith("trained/")))
-        for name in sorted(counts, key=_place):
+        for name in sorted((name for name in counts if not name.startswith(DOMAIN)), key=_place):
             kind, _, unit = name.partition("/")
             if unit:
                 figures[f"{kind}_share/{unit}" if kind == "trained" else name] = counts[name] / (

@@ -1,7 +1,7 @@
 """A run's directory, which is an interface: others read these files while the run goes on and after it.
 
-`config.yaml` (resolved), `env.json` (versions, hardware, git), `metrics.jsonl` (a line a step), `rollouts/step-N.jsonl`,
-`checkpoints/step-N/`, `eval/step-N.json`, `summary.json`.
+`config.yaml` (resolved), `env.json` (versions, hardware, git, and the digest of prompts that have one), `metrics.jsonl` (a
+line a step), `rollouts/step-N.jsonl`, `checkpoints/step-N/`, `eval/step-N.json`, `summary.json`.
 """
 
 import json
@@ -52,7 +52,7 @@ class RunDirectory:
             self._lock.release()
             raise
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, prompts_digest: str | None = None) -> None:
         """Called when everything is loaded: drops what a replaced run wrote, or what came after `step` of a resumed one."""
         if not self.writer:
             return
@@ -60,9 +60,22 @@ class RunDirectory:
             if self.used and not self.resume:
                 shutil.rmtree(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "env.json", json.dumps(environment(), indent=2) + "\n")
+            prompts = {} if prompts_digest is None else {"prompts": prompts_digest}
+            write_text(self.path / "env.json", json.dumps({**environment(), **prompts}, indent=2) + "\n")
             write_text(self.path / self.RECIPE, self._recipe())
             self._truncate_metrics(step)
+
+    def refuse_other_prompts(self, digest: str | None) -> None:
+        """Raises `UserError` where a run that is to be resumed began with other prompts under the same name."""
+        path = self.path / "env.json"
+        if not self.resume or digest is None or not path.exists():
+            return
+        before = json.loads(path.read_text(encoding="utf-8")).get("prompts", digest)
+        if before != digest:
+            raise UserError(
+                f"prompts: the run in {self.path} began with the pool {before}, and it is {digest} now; bring the first one "
+                "back, or name another --out"
+            )
 
     def close(self) -> None:
         """Lets others write here."""

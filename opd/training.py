@@ -26,6 +26,7 @@ def train(
     from opd.recorder import Recorder
     from opd.run_directory import RunDirectory
     from opd.trackers import open_trackers
+    from opd.validation import open_prompts
 
     accelerator = make_accelerator()
     main = accelerator.is_main_process
@@ -36,7 +37,9 @@ def train(
         checkpoint = latest(directory.checkpoints) if resume else None
         done, state = (step_of(checkpoint), read_state(checkpoint)) if checkpoint else (0, {})
         torch.manual_seed(config.seed)
-        parts = assemble(config, accelerator, checkpoint)
+        prompts = open_prompts(config)
+        directory.refuse_other_prompts(prompts.digest)
+        parts = assemble(config, accelerator, checkpoint, prompts)
         closing.callback(parts.close)
         known, remembers = {}, True
         if checkpoint is not None:
@@ -45,7 +48,7 @@ def train(
             remembers = load_steering(checkpoint, parts.steering, state)
             if remembers:  # else what stopped them no longer holds
                 known = load_in_flight(checkpoint, config.batch, parts.prompts, done)
-        directory.begin(done)  # everything is loaded: only now may an older run be replaced
+        directory.begin(done, prompts.digest)  # everything is loaded: only now may an older run be replaced
         trackers = open_trackers(config.trackers, config, directory.path) if main else []
         for tracker in trackers:
             closing.callback(tracker.close)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,12 @@ from opd.envs.config import EnvironmentConfig, check_environment
 from opd.errors import UserError, refuse_unused
 from opd.locate import check_location
 from opd.objective.config import OptimizerConfig
-from opd.registry import CONTROLLERS, MASKS, TERM_MAKERS
-from opd.reward.checks import check_reward, check_reward_files
+from opd.plugins import PromptSource
+from opd.records import DEFAULT_DOMAIN, Prompt
+from opd.registry import CONTROLLERS, MASKS, PROMPT_SOURCES, TERM_MAKERS
+from opd.reward.checks import check_answers, check_reward, check_reward_files
 from opd.teachers.client.addresses import check_addresses
-from opd.teachers.config import START, FrozenConfig, TeacherConfig, field_of, frozen_models
+from opd.teachers.config import START, FrozenConfig, TeacherConfig, field_of, frozen_models, teacher_of
 
 if TYPE_CHECKING:
     from opd.config import RunConfig
@@ -38,6 +41,12 @@ def check(config: "RunConfig") -> None:
         raise UserError("eval.selection needs eval.every above 0: only evaluated steps can be chosen")
     if config.eval.samples > 1 and config.eval.temperature == 0.0:
         raise UserError("eval.samples above 1 repeats the same greedy completion: set eval.temperature")
+    if config.eval.collapse_tokens and config.eval.prompts is None and config.eval.environment is None:
+        raise UserError("eval.collapse_tokens needs eval.prompts: the student answers held-out problems")
+    if config.eval.collapse_tokens and config.sampling.temperature == 0.0:
+        raise UserError("eval.collapse_tokens repeats the same greedy answers: set sampling.temperature, or leave it out")
+    if 0 < config.eval.collapse_tokens < 4:
+        raise UserError(f"eval.collapse_tokens is {config.eval.collapse_tokens}: 4-grams need at least 4 tokens; 0 is off")
     if not config.terms:
         raise UserError(f"terms: name at least one of {', '.join(TERM_MAKERS.names())}")
     if config.lookahead not in (0, 1):
@@ -86,11 +95,39 @@ def check_files(config: "RunConfig") -> None:
         if isinstance(source, DatasetConfig):
             check_options(source, key)
             check_path(source.path, key)
+    _check_prompts(config)
     for key, tasks in {"prompts": config.prompts["config"], "eval.environment": config.eval.environment}.items():
         if isinstance(tasks, EnvironmentConfig):
             check_environment(tasks, key)
     for name, term in config.terms.items():
         TERM_MAKERS.load(name, "terms").check_files(term)
+
+
+def _check_prompts(config: "RunConfig") -> None:
+    """Reads them where that costs nothing."""
+    kind = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")
+    if kind.at_hand(config.prompts["config"]):
+        open_prompts(config).at(0, 0, config.batch.prompts)
+
+
+def open_prompts(config: "RunConfig") -> PromptSource:
+    """The recipe's prompts, of which all that are known fit its teachers and rewards. Raises `UserError`."""
+    source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
+    check_answers(config, source.known())
+    check_domains(config, source.known(), "prompts")
+    return source
+
+
+def check_domains(config: "RunConfig", prompts: Sequence[Prompt], key: str) -> None:
+    """Refuses prompts of domains without a teacher, where there are teachers. Raises `UserError` naming `key`."""
+    domains = {prompt.domain for prompt in prompts} if config.teachers else set()
+    if without := sorted(domain for domain in domains if teacher_of(domain, config.teachers) is None):
+        fix = f"name teachers by the domains, or call a single one {DEFAULT_DOMAIN}"
+        fix += ", or set eval.kl_prompts=0" if key.startswith("eval.") else ""
+        raise UserError(
+            f"{key}: no teacher is called {', '.join(without)}: the domains are {', '.join(sorted(domains))} and "
+            f"the teachers {', '.join(sorted(config.teachers))}; {fix}"
+        )
 
 
 def check_optimizer(optimizer: OptimizerConfig) -> None:
@@ -119,6 +156,7 @@ def _check_ranges(config: "RunConfig") -> None:
         "objective.max_nonfinite_steps": config.objective.max_nonfinite_steps,
         "checkpoint.keep": config.checkpoint.keep,
         "eval.samples": config.eval.samples,
+        "eval.collapse_prompts": config.eval.collapse_prompts,
         "eval.max_new_tokens": config.eval.max_new_tokens,
         "student.lora.r": config.student.lora.r if config.student.lora else None,
     }
@@ -129,6 +167,7 @@ def _check_ranges(config: "RunConfig") -> None:
         "eval.temperature": config.eval.temperature,
         "eval.every": config.eval.every,
         "eval.kl_prompts": config.eval.kl_prompts,
+        "eval.collapse_tokens": config.eval.collapse_tokens,
         "checkpoint.every": config.checkpoint.every,
         "trackers.rollouts_every": config.trackers.rollouts_every,
         "sampler.kept_mib": config.sampler.kept_mib,

@@ -1,8 +1,10 @@
 """Configuration of frozen teachers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
+
+from opd.records import DEFAULT_DOMAIN
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ START = "student.start"  # the student's frozen start among the frozen models; n
 def field_of(name: str) -> str:
     """The recipe's field that names a frozen model, for messages."""
     return "student.model" if name == START else f"teachers.{name}.model"
+
+
+def teacher_of(domain: str, teachers: Collection[str]) -> str | None:
+    """The one of these teachers that is asked about a domain's prompts: the one of its name. A single teacher also takes the
+    prompts without a domain, and called `default` all. None: nobody teaches this domain."""
+    if domain in teachers:
+        return domain
+    only = next(iter(teachers)) if len(teachers) == 1 else None
+    return only if DEFAULT_DOMAIN in (domain, only) else None
 
 
 def weak_name(teacher: str) -> str:

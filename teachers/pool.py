@@ -18,7 +18,7 @@ from opd.models import OutputHead
 from opd.records import Array, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Turn
 from opd.student_side import StudentSide
 from opd.students.noise import slot_seed
-from opd.teachers.config import START
+from opd.teachers.config import START, teacher_of
 from opd.teachers.growing import AlignedScoring, OwnScoring, Scoring
 
 
@@ -75,13 +75,12 @@ class TeacherPool:
         self.routed = tuple(teachers if routed is None else routed)
 
     def teacher_for(self, prompt: Prompt) -> str:
-        """Routes by domain; a single teacher serves every domain. Raises `UserError` for a domain without a teacher."""
-        if len(self.routed) == 1:
-            return self.routed[0]
-        if prompt.domain not in self.routed:
+        """Routes by domain, see `opd.teachers.config.teacher_of`. Raises `UserError` for a domain without a teacher."""
+        teacher = teacher_of(prompt.domain, self.routed)
+        if teacher is None:
             known = ", ".join(sorted(self.routed))
             raise UserError(f"teachers: prompt {prompt.id} is of domain {prompt.domain!r}, but the teachers are {known}")
-        return prompt.domain
+        return teacher
 
     def align(self, model: str, rollout: Rollout, turn: Turn) -> SpanMap | None:
         """See `opd.plugins.Models.align`."""
@@ -152,7 +151,7 @@ class Tally:
         """`seed`: of what is written in this step."""
         self.pool, self.seed = pool, seed
         self.counts: Counter[str] = Counter()  # floored log-probs, tokens written, groups dropped with their tokens
-        self.noted: defaultdict[str, list[float]] = defaultdict(list)  # by the name of the metric
+        self.noted: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)  # (value, weight) by the metric's name
         self.groups: dict[int, Sequence[Rollout]] = {}  # by slot, where rollouts of one prompt are compared
         self.coverage = Coverage()  # of all texts that were aligned, each once for each of the teachers' tokenizers
         self.first_failed: str | None = None  # the first of these texts of which less is aligned than must be
@@ -202,9 +201,9 @@ class Tally:
         self.counts["written_tokens"] += 0 if written is None else written[1]
         return None if written is None else written[0]
 
-    def note(self, name: str, value: float) -> None:
+    def note(self, name: str, value: float, weight: float = 1.0) -> None:
         """See `opd.plugins.Models.note`."""
-        self.noted[name].append(float(value))
+        self.noted[name].append((float(value), weight))
 
     def drop(self, group: Sequence[Rollout]) -> None:
         """Notes that these rollouts of one prompt teach nothing, and others take their place."""

@@ -3,7 +3,7 @@
 import pytest
 
 from opd.errors import UserError
-from opd.registry import ENVIRONMENTS
+from opd.registry import ENVIRONMENTS, PROMPT_SOURCES
 
 CODE = """
 class Bare: pass
@@ -43,3 +43,10 @@ def test_one_that_can_is_among_all(installed, capsys):
     assert list(dict(ENVIRONMENTS.each())) == ["calculator", "reasoning_gym", "returns_desk", "theirs"]
     assert ENVIRONMENTS.load("theirs", "prompts.name").__name__ == "Whole"
     assert capsys.readouterr().err == ""
+
+
+def test_a_prompt_source_derives_from_the_base(installed):
+    """Else it lacks what runs ask of any."""
+    installed("theirs", CODE, prompt_sources="theirs = theirs:Whole")
+    with pytest.raises(UserError, match=r"prompt source 'theirs' .* must derive from opd\.plugins\.PromptSource$"):
+        PROMPT_SOURCES.load("theirs", "prompts.type")

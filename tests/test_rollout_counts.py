@@ -72,6 +72,17 @@ def test_without_controllers_single_answers_have_no_such_figures():
     assert figures == {"response_tokens": 3.0, "eos_rate": 1.0, "truncated_rate": 0.0}
 
 
+def test_shares_of_domains():
+    """One of which a step has no prompt has none of its tokens."""
+    rows = [taught(Rollout(Prompt(f"{domain}", domain=domain), 0, (turn(n),))) for domain, n in (("a", 3), ("b", 1))]
+    figures = figures_of(counts_of(1, rows, 16), steered=False, domains=("c", "b", "a"))
+    assert {name: value for name, value in figures.items() if "/" in name} == {
+        "tokens_share/a": 0.75,
+        "tokens_share/b": 0.25,
+        "tokens_share/c": 0.0,
+    }
+
+
 def test_late_units_are_counted_together():
     figures = figures_of(counts_of(1, [answer(turn(MOST_UNITS + 10, "stopped"))], 1), steered=True)
     assert figures[f"stops/{MOST_UNITS}"] == 1

@@ -1,12 +1,13 @@
 """`opd prompts`: prompts, and a teacher's answers to them."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from opd.cli import authoring, inspecting, selecting
+from opd.cli.asking import check_begin, interruptible
 from opd.cli.evaluate import Template, Text, Thinking, option
 from opd.errors import UserError
 
@@ -17,9 +18,11 @@ FLAGS = {"--data.columns.prompt": "--prompt", "--data.template": "--template"}  
 
 
 def add_to(app: typer.Typer) -> None:
-    group = typer.Typer(help="Prompts, and a teacher's answers to them.", no_args_is_help=True)
-    group.callback()(lambda: None)  # a group even while it has one command
+    group = typer.Typer(help="Prompts: those that a teacher writes, and its answers to any.", no_args_is_help=True)
     group.command("answer")(answer)
+    authoring.add_to(group)
+    inspecting.add_to(group)
+    selecting.add_to(group)
     app.add_typer(group, name="prompts")
 
 
@@ -59,8 +62,7 @@ def answer(
     from opd.eval.options import EvalOptions
     from opd.locate import check_location
 
-    if resume and overwrite:
-        raise UserError("--resume and --overwrite exclude each other")
+    check_begin(given)
     check_location(teacher, "--teacher")
     numbers = ("samples", "top_p", "top_k", "presence_penalty", "max_new_tokens", "seed", "dtype", "max_rows")
     server = ("url", "served_as", "token_file", "max_in_flight", "deadline_s")
@@ -68,11 +70,8 @@ def answer(
     options = EvalOptions(temperature=warmth, **{name: given[name] for name in (*numbers, *server)})
     about = {"template": template or "{prompt}", "system": system, "thinking": thinking}
     start = {"data": data, "resume": resume, "overwrite": overwrite, "about": about}
-    try:
+    with interruptible():
         facts = answer_prompts(teacher, _prompts(given), out, options, **start)
-    except KeyboardInterrupt:
-        print("interrupted; go on with --resume", file=sys.stderr)
-        raise typer.Exit(130) from None
     print(json.dumps(facts))
 
 

@@ -37,12 +37,12 @@ def sweep(
         for run in runs:
             print(f"{run.path}  {run.steps} steps{'  (done)' if run.done else ''}")
         return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+    from rich.progress import TimeElapsedColumn
+
+    from opd.progress import counting_bar
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the runs are ended too
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with counting_bar(TimeElapsedColumn()) as bar:
         tasks = {run.name: bar.add_task(run.name, total=run.steps, completed=run.steps * run.done) for run in runs}
         try:
             failures = run_sweep(

@@ -13,7 +13,7 @@ from opd.envs.environment import Environment, Task
 from opd.envs.opening import blamed, name_field, open_environment, plain_messages
 from opd.episodes import EnvironmentTask
 from opd.errors import UserError
-from opd.records import Prompt
+from opd.records import DEFAULT_DOMAIN, Prompt
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class EnvironmentConfig:
     """A system message before the environment's own messages."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Arguments of the chat template, such as `enable_thinking: false`."""
-    domain: str = "default"
+    domain: str = DEFAULT_DOMAIN
     """The name of the teacher that scores these episodes, where there are several."""
     limit: int | None = None
     """Only the first so many tasks."""

@@ -8,7 +8,7 @@ show the student what they would show a user.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from opd.envs.environment import Message
 from opd.episodes import Reply
 from opd.errors import UserError
 from opd.records import Array, Prompt
+from opd.tokenization import HiddenMarks, any_of
 
 Exchange = tuple[Reply, Sequence[Message]]  # a reply, and the messages by which the environment answered it
 
@@ -55,8 +56,8 @@ class Dialogue:
         texts = {int(token): tokenizer.convert_ids_to_tokens(int(token)) for token in eos_ids}
         self._eos = {str(text): token for token, text in texts.items() if text is not None}
         added = tokenizer.added_tokens_decoder.values()
-        self._marks = _any_of([*(token.content for token in added if token.special), *self._eos, STAND_IN])
-        self._ends = _any_of(self._eos)
+        self._marks = any_of([*(token.content for token in added if token.special), *self._eos, STAND_IN])
+        self._ends = any_of(self._eos)
         self._checked: set[tuple[Any, ...]] = set()
         self._behind_replies: dict[str, Array] = {}
 
@@ -78,8 +79,8 @@ class Dialogue:
 
     def _behind_reply(self, prompt: Prompt, eos: int, observations: Sequence[Message]) -> list[int]:
         """The ids of the observations and of the header of the next reply, behind the EOS of the last one."""
-        hidden: list[str] = []
-        shown = [self._hide(message, self._marks, hidden) for message in _answers(observations)]
+        hidden = HiddenMarks(*prompt.messages, *observations, *prompt.tools)
+        shown = [hidden.hide(message, self._marks) for message in _answers(observations)]
         stand_in = {"role": "assistant", "content": STAND_IN}
         try:
             text = self._render(prompt, [*prompt.messages, stand_in, *shown])
@@ -91,11 +92,12 @@ class Dialogue:
 
     def rerendered(self, prompt: Prompt, exchanges: Sequence[Exchange]) -> Array:
         """The context [c] int32 of the whole conversation. Raises `UserError` when the template refuses it."""
-        hidden: list[str] = []
         said = messages(prompt, exchanges)
+        hidden = HiddenMarks(*said, *prompt.tools)
         first = len(prompt.messages)
+        said[:first] = map(dict, hidden.hide_in(self.tokenizer, said[:first]))
         patterns = (self._ends if message["role"] == "assistant" else self._marks for message in said[first:])
-        said[first:] = [self._hide(message, pattern, hidden) for message, pattern in zip(said[first:], patterns)]
+        said[first:] = [hidden.hide(message, pattern) for message, pattern in zip(said[first:], patterns)]
         try:
             text = self._render(prompt, said)
         except REFUSALS as error:
@@ -106,7 +108,7 @@ class Dialogue:
                 f"prompts.context: the conversation of {prompt.id} ({roles}) does not fit the chat template of {self.field} "
                 f"({_line(error)}); take a model whose template knows these ({_said(prompt, said[place])})"
             ) from None
-        return np.asarray(self._tokenise(text, hidden), np.int32)
+        return np.asarray(hidden.encode(self.tokenizer, text), np.int32)
 
     def _render(self, prompt: Prompt, said: Sequence[Message], header: bool = True) -> str:
         text = self.tokenizer.apply_chat_template(
@@ -119,7 +121,7 @@ class Dialogue:
         assert isinstance(text, str)
         return text
 
-    def _behind(self, tail: str, sampled: int, hidden: Sequence[str]) -> list[int]:
+    def _behind(self, tail: str, sampled: int, hidden: HiddenMarks) -> list[int]:
         """The ids that stand behind the EOS of a reply. `tail` is what the template writes after the reply's content.
 
         They are tokenised with the EOS before them, since some tokenizers read the start of a text, or white space behind a
@@ -132,36 +134,8 @@ class Dialogue:
         else:  # a template without EOS: all of it follows the sampled one
             eos = sampled
             text = str(self.tokenizer.convert_ids_to_tokens(eos)) + tail
-        ids = self._tokenise(text, hidden)
+        ids = hidden.encode(self.tokenizer, text)
         return ids[ids.index(eos) + 1 :]
-
-    def _hide(self, message: Message, pattern: re.Pattern[str], hidden: list[str]) -> dict[str, Any]:
-        """The message with private-use characters in the place of texts that `pattern` finds, which join `hidden`."""
-
-        def hide(found: re.Match[str]) -> str:
-            hidden.append(found[0])
-            return _hiding(len(hidden) - 1)
-
-        def within(value: Any) -> Any:
-            if isinstance(value, str):
-                return pattern.sub(hide, value)
-            if isinstance(value, Mapping):  # of a call, the arguments are searched, too
-                return {name: within(part) for name, part in value.items()}
-            return [within(part) for part in value] if isinstance(value, list | tuple) else value
-
-        return {name: value if name == "role" else within(value) for name, value in message.items()}
-
-    def _tokenise(self, text: str, hidden: Sequence[str]) -> list[int]:
-        """Ids of a rendered text; what was hidden is tokenised as plain text."""
-        if not hidden:
-            return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
-        whole: list[int] = []
-        places = {_hiding(number): original for number, original in enumerate(hidden)}
-        for piece in re.split(f"({'|'.join(places)})", text):
-            plain = piece in places
-            found = self.tokenizer(places.get(piece, piece), add_special_tokens=False, split_special_tokens=plain)
-            whole += found["input_ids"]  # type: ignore[arg-type]
-        return whole
 
     def _check(self, prompt: Prompt, shown: Sequence[Message], before: str, tail: str) -> None:
         """Raises `UserError` when the template cannot be appended to; once for each kind of observations."""
@@ -222,15 +196,6 @@ def _answers(observations: Sequence[Message]) -> list[dict[str, Any]]:
 
 def _call_id(number: int) -> str:
     return f"{number:09d}"
-
-
-def _hiding(number: int) -> str:
-    return f"\ue000{number}\ue001"
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Of several that match the longest does; of none, nothing."""
-    return re.compile("|".join(re.escape(text) for text in sorted(set(texts), key=len, reverse=True)) or "(?!)")
 
 
 def _said(prompt: Prompt, message: Message) -> str:

@@ -28,6 +28,11 @@ class EvalConfig:
     """Longest completion; null takes that of `sampling`."""
     kl_prompts: int = 32
     """Problems for the reverse KL, sampled as in training; 0 leaves it out, as does a recipe without teachers."""
+    collapse_tokens: int = 0
+    """So many tokens are sampled as in training, for held-out problems, and the share of distinct ones among their 4-grams
+    is `distinct_4grams`; it falls when the student repeats itself. 0 leaves it out."""
+    collapse_prompts: int = 32
+    """The first so many problems are answered, again and again until there are enough tokens."""
     reward: str | None = None
     """`FILE.py:FUNCTION`, a verifier of your own: (response, answer, row) -> bool or number."""
     time_limit_s: float = 5.0

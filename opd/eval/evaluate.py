@@ -15,7 +15,7 @@ from opd.eval.overlap import problem_key
 from opd.eval.repetition import is_repetitive
 from opd.eval.samples import Pair, Sampled
 from opd.eval.summary import summarise
-from opd.records import Array, Prompt, Sampling
+from opd.records import DEFAULT_DOMAIN, Array, Prompt, Sampling
 from opd.rollouts import InPlay, Player
 from opd.students.noise import slot_seed
 from opd.students.sampler import Sampler
@@ -97,6 +97,7 @@ def matrix(
                 "finish": [sampled.finish for sampled in row],
                 "repetitive": [sampled.repetitive for sampled in row],
                 "index": index,
+                **({} if problem.domain == DEFAULT_DOMAIN else {"domain": problem.domain}),
                 **({"responses": [sampled.response for sampled in row]} if responses else {}),
             }
         )

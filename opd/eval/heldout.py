@@ -10,6 +10,8 @@ from accelerate.utils import gather_object
 from opd.alignment.coverage import Coverage
 from opd.assembly import Parts
 from opd.config import RunConfig
+from opd.eval.collapse import MAX_ROUNDS, distinct_4grams
+from opd.eval.config import EvalConfig
 from opd.eval.evaluate import accuracy
 from opd.judging import judge, read_hidden
 from opd.objective.batching import Taught
@@ -22,7 +24,7 @@ SEED = 20_000  # of evaluation's noise: the same at every evaluation of every ru
 
 async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
     """What `opd.eval.evaluate.accuracy` returns, the distance from the teacher (nats a token; see `_distance`), and
-    `selection_accuracy` where there is a selection set; None without problems."""
+    `selection_accuracy` where there is a selection set, `distinct_4grams` where it is asked for; None without problems."""
     if not parts.heldout or parts.grader is None:
         return None
     options = config.eval
@@ -48,17 +50,33 @@ async def evaluate(config: RunConfig, parts: Parts) -> dict[str, Any] | None:
             result["selection_accuracy"] = (await measure(problems=parts.selection))["accuracy"]
         if options.kl_prompts and config.teachers:
             result = {**await _distance(parts, parts.heldout[: options.kl_prompts]), **result}
+        if options.collapse_tokens:
+            result |= await _diversity(parts, options, result)
     return result
+
+
+async def _diversity(parts: Parts, options: EvalConfig, result: dict[str, Any]) -> dict[str, Any]:
+    """`distinct_4grams` of the student's samples with what makes it comparable, to lie over `result`; null with a note where
+    it says too little."""
+    prompts, num_tokens = parts.heldout[: options.collapse_prompts], options.collapse_tokens
+    figure = await distinct_4grams(parts, prompts, num_tokens, slot_seed(SEED, 2))
+    settings = {**result["settings"], "collapse_tokens": num_tokens, "collapse_prompts": options.collapse_prompts}
+    notes = []
+    if figure is None:
+        few = f"{MAX_ROUNDS} answers to each of the first {len(prompts)} problems hold fewer than {num_tokens} tokens"
+        notes = [f"distinct 4-grams: {few}: lower eval.collapse_tokens, or see whether the student has fallen silent"]
+    return {"settings": settings, "distinct_4grams": figure, "notes": [*result["notes"], *notes]}
 
 
 async def _distance(parts: Parts, prompts: list[Prompt]) -> dict[str, float]:
     """How far the student's rollouts are from the teacher: `reverse_kl`, or with a teacher of another tokenizer
     `reverse_kl_sampled`, `teacher_logp` (the mean log-prob of the student's tokens under the teacher) and `byte_coverage`.
-    """
+    With several teachers the first two of each domain as well."""
     tally = Tally(parts.teachers)
     taught = await _scored(parts, tally, prompts)
     figures = parts.learner.measure(taught)
-    found = {name: figures[name] for name in ("reverse_kl", "reverse_kl_sampled") if name in figures}
+    names = ("reverse_kl", "reverse_kl_sampled")
+    found = {name: value for name, value in figures.items() if name.partition("/")[0] in names}
     coverage = sum(gather_object([tally.coverage]), Coverage())
     if coverage.units:
         aligned = [term for _, (term,) in taught if term.kind == "policy_gradient"]

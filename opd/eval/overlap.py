@@ -74,17 +74,27 @@ def overlap(training: Iterable[str], problems: Sequence[tuple[str, str]]) -> dic
     }
 
 
+def sharing(training: Sequence[str], problems: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """For each training prompt the ids of the problems with which it shares 13 words, or which it holds if they are shorter.
+
+    Unlike in `overlap`, phrases of the genre count too: what is said of a prompt does not depend on the others.
+    """
+    grams, short = _index(problems)
+    shared = ({index for gram in _shared(text, grams, short) for index in grams[gram]} for text in training)
+    return [[problems[index][0] for index in sorted(indices)] for indices in shared]
+
+
 def _index(problems: Sequence[tuple[str, str]]) -> tuple[dict[str, list[int]], dict[str, dict[str, int]]]:
     """The problems that have each gram; and by first word, the problems too short for one, with their number of words.
 
-    The words of short problems are those of `_signed`.
+    The words of short problems are those of `signed_words`.
     """
     grams: dict[str, list[int]] = defaultdict(list)
     short: dict[str, dict[str, int]] = defaultdict(dict)
     for index, (_, text) in enumerate(problems):
         words = _words(text)
         if 0 < len(words) < GRAM:
-            words = _signed(text)
+            words = signed_words(text)
             whole = " ".join(words)
             short[words[0]][whole] = len(words)
             grams[whole].append(index)
@@ -98,8 +108,8 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _signed(text: str) -> list[str]:
-    """Words and the signs between them: "12+7=" is not "12 - 7 ="."""
+def signed_words(text: str) -> list[str]:
+    """Words in lower case and the signs between them: "12+7=" is not "12 - 7 ="."""
     return _SIGNED.findall(_DELIMITER.sub(" ", text.lower()))
 
 
@@ -107,7 +117,7 @@ def _shared(text: str, grams: dict[str, list[int]], short: dict[str, dict[str, i
     """The suite's grams that occur in one training prompt."""
     words = _words(text)
     shared = {gram for i in range(len(words) - GRAM + 1) if (gram := " ".join(words[i : i + GRAM])) in grams}
-    signed = _signed(text) if short else []
+    signed = signed_words(text) if short else []
     for i, word in enumerate(signed):
         if word in short:
             shared |= {whole for whole, num in short[word].items() if " ".join(signed[i : i + num]) == whole}

@@ -5,7 +5,7 @@ neighbours in the batch by rounding: so a resumed evaluation equals one that was
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,18 +45,21 @@ class SampleFile:
 
         Rewrites the file with what is kept.
         """
-        self.done = {pair: self.done[pair] for pair in pairs if pair in self.done}
         if size is None:
             left = [[pair for pair in pairs if pair not in self.done]]
         else:
             blocks = [list(pairs[start : start + size]) for start in range(0, len(pairs), size)]
             left = [block for block in blocks if not all(pair in self.done for pair in block)]
         redone = {pair for block in left for pair in block}
-        self.done = {pair: sampled for pair, sampled in self.done.items() if pair not in redone}
+        self.keep(pair for pair in pairs if pair in self.done and pair not in redone)
+        return [block for block in left if block]
+
+    def keep(self, pairs: Iterable[Pair]) -> None:
+        """Rewrites the file with these alone, which it has."""
+        self.done = {pair: self.done[pair] for pair in pairs}
         with explain_unwritable(self.path.parent):
             lines = [json.dumps(self.header), *(_line(sampled) for sampled in self.done.values())]
             write_text(self.path, "".join(f"{line}\n" for line in lines))
-        return [block for block in left if block]
 
     def add(self, sampled: Sampled) -> None:
         with explain_full_disk(self.path), self.path.open("a", encoding="utf-8") as file:

@@ -10,15 +10,17 @@ from opd.eval.at_k import avg_at_k, maj_at_k, pass_at_k
 from opd.eval.grading import Verdict
 from opd.eval.power import power_note
 from opd.eval.statistics import interval
-from opd.records import Array
+from opd.records import DEFAULT_DOMAIN, Array
 
 
 def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Everything a result says beside its settings and rows.
 
-    A row is a problem with lists over its samples: `verdicts`, `classes`, `num_tokens`, `finish`, `repetitive`. Returns
+    A row is a problem with lists over its samples: `verdicts`, `classes`, `num_tokens`, `finish`, `repetitive`; it may
+    have a `domain`. Returns
 
         accuracy, pass@k, maj@k     for k = 1, 2, 4, ... and the number of samples (the smallest, where rows differ)
+        accuracy/D                  of the problems of domain D, where there are several domains
         num_problems, num_samples, num_X and X_rate for each verdict X
         at_limit_rate               samples that ended at the token limit, whatever their verdict
         repetitive_rate             samples that ended in a loop
@@ -38,6 +40,7 @@ def summarise(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     flat = [verdict for row in verdicts for verdict in row]
     tokens, right = np.concatenate(lengths), np.array([value for row in correct for value in row])
     summary: dict[str, Any] = {name: float(vector.mean()) for name, vector in vectors.items()}
+    summary |= _by_domain(rows, vectors["accuracy"])
     summary |= {"num_problems": len(rows), "num_samples": len(flat)}
     for verdict in get_args(Verdict):
         summary |= {f"num_{verdict}": flat.count(verdict), f"{verdict}_rate": flat.count(verdict) / len(flat)}
@@ -59,6 +62,12 @@ def _vectors(rows: Sequence[Mapping[str, Any]], correct: list[list[bool]]) -> di
     classes = [row["classes"] for row in rows]
     vectors |= {f"pass@{k}": pass_at_k(correct, k) for k in sizes}
     return vectors | {f"maj@{k}": maj_at_k(classes, correct, k) for k in sizes}
+
+
+def _by_domain(rows: Sequence[Mapping[str, Any]], accuracy: Array) -> dict[str, float]:
+    domains = np.array([row.get("domain", DEFAULT_DOMAIN) for row in rows])
+    names = sorted(set(domains.tolist()))
+    return {f"accuracy/{name}": float(accuracy[domains == name].mean()) for name in names if len(names) > 1}
 
 
 def _intervals(vectors: Mapping[str, Array]) -> dict[str, list[float]]:

@@ -42,6 +42,7 @@ class MicroBatch:
     terms: tuple[PackedTerm, ...]
     old_logps: Tensor | None = None  # [N] fp32: the trainer's, under the policy that the batch began with
     reference_logps: Tensor | None = None  # [N] fp32: of the student's frozen start
+    domain: str = ""  # of all its prompts, where batches are of one domain each
 
     @property
     def unit_starts(self) -> Tensor | None:
@@ -59,6 +60,7 @@ class _Segment:
     sampler_logps: Array  # [n] of the whole rollout
     terms: list[Term]
     divisor: float
+    domain: str
 
 
 def num_trainable(taught: Sequence[Taught]) -> tuple[int, int]:
@@ -68,10 +70,17 @@ def num_trainable(taught: Sequence[Taught]) -> tuple[int, int]:
 
 
 def micro_batches(
-    taught: Sequence[Taught], budget: int, normalizer: str, num_tokens: int, num_rollouts: int, device: torch.device
+    taught: Sequence[Taught],
+    budget: int,
+    normalizer: str,
+    num_tokens: int,
+    num_rollouts: int,
+    device: torch.device,
+    by_domain: bool = False,
 ) -> list[MicroBatch]:
     """Micro-batches of rollouts with the same kinds of terms (and the same teacher head), longest sequences first, each at
-    most `budget` tokens with padding (one sequence may exceed it). Passages without a token that counts are left out.
+    most `budget` tokens with padding (one sequence may exceed it); `by_domain`: of one domain each. Passages without a
+    token that counts are left out.
 
     `num_tokens` and `num_rollouts` are those of the whole optimizer step over all processes: each row's loss is divided
     by the former (`token_mean`), or by the latter times its rollout's own tokens (`sequence_mean`).
@@ -81,11 +90,12 @@ def micro_batches(
         mask = counted(rollout, terms)
         if not mask.any():
             continue
+        domain = rollout.prompt.domain if by_domain else ""
         divisor = num_tokens if normalizer == "token_mean" else num_rollouts * int(mask.sum())
         sampler_logps = np.concatenate([turn.sampler_logps for turn in rollout.turns])
         for number, passage in enumerate(passages(rollout)):
             if mask[passage.rows].any():
-                segments.append(_Segment(passage, number, sampler_logps, terms, float(divisor)))
+                segments.append(_Segment(passage, number, sampler_logps, terms, float(divisor), domain))
     segments.sort(key=lambda segment: (_signature(segment), -_length(segment)))
     groups: list[list[_Segment]] = []
     for segment in segments:
@@ -98,7 +108,7 @@ def micro_batches(
 
 
 def _signature(segment: _Segment) -> str:
-    """What must agree for two rollouts' terms to lie in one tensor: kinds, scalars, widths and heads."""
+    """What must agree for two rollouts' terms to lie in one tensor: kinds, scalars, widths and heads; and the domain."""
 
     def shape(value: Any) -> str:
         if isinstance(value, Hidden):
@@ -108,7 +118,8 @@ def _signature(segment: _Segment) -> str:
         return f"array {value.shape[1:]}" if isinstance(value, np.ndarray) else repr(value)
 
     terms = segment.terms
-    return repr([(term.kind, sorted((name, shape(value)) for name, value in term.inputs.items())) for term in terms])
+    kinds = [(term.kind, sorted((name, shape(value)) for name, value in term.inputs.items())) for term in terms]
+    return repr((segment.domain, kinds))
 
 
 def _length(segment: _Segment) -> int:
@@ -141,6 +152,7 @@ def _pack(group: Sequence[_Segment], device: torch.device) -> MicroBatch:
         to(token_ids, torch.int64),
         to(sampler_logps, torch.float32),
         tuple(_pack_term(index, group, device) for index in range(len(group[0].terms))),
+        domain=group[0].domain,
     )
     live, starts = torch.stack([term.scale != 0 for term in batch.terms]).any(0), batch.unit_starts
     if starts is not None:

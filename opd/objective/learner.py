@@ -1,6 +1,7 @@
 """The owner of the student's weights, optimizer and schedule: taught rollouts in, one or more updates, metrics out."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,6 +21,7 @@ from opd.objective.config import ObjectiveConfig, OptimizerConfig
 from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_logps
 
 Metrics = dict[str, float]
+Sums = defaultdict[str, RowSums]  # by domain, or all under ""
 
 
 class StudentLoss(nn.Module):
@@ -57,8 +59,10 @@ class Learner:
         vocab: int,
         temperature: float,
         reference: nn.Module | Literal["adapters off"] | None = None,
+        by_domain: bool = False,
     ) -> None:
-        """`reference`: the student's frozen start for terms that need it, a copy or the student without its adapters."""
+        """`reference`: the student's frozen start for terms that need it, a copy or the student without its adapters.
+        `by_domain` measures the terms' figures of each domain of prompts, too: `NAME/DOMAIN`."""
         self.accelerator, self.config, self.max_grad_norm = accelerator, objective, optimizer.max_grad_norm
         self.spec = LossSpec(heads, vocab, temperature, objective.max_logits_mib * 2**20)
         trained = [p for p in student.parameters() if p.requires_grad]
@@ -78,7 +82,7 @@ class Learner:
             math.ceil(optimizer.warmup_ratio * updates),
             updates,
         )
-        self.nonfinite_in_a_row = 0
+        self.by_domain, self.nonfinite_in_a_row = by_domain, 0
 
     @property
     def student(self) -> nn.Module:
@@ -98,7 +102,7 @@ class Learner:
         if self.reference is not None:
             parts = [(n, [replace(b, reference_logps=self._reference_logps(b)) for b in batches]) for n, batches in parts]
         parts = [(tokens, with_baselines(batches)) for tokens, batches in parts]
-        sums = RowSums()
+        sums: Sums = defaultdict(RowSums)
         results = [self._step(tokens, batches, sums) for tokens, batches in parts]
         total = max(1, sum(tokens for tokens, _ in parts))
         metrics = {
@@ -107,7 +111,7 @@ class Learner:
             "lr": results[-1]["lr"],
             "empty_updates": float(sum(not tokens for tokens, _ in parts)),
             "nonfinite_updates": sum(result["nonfinite"] for result in results),
-            **RowSums.means(gather_object([sums])),
+            **_means(sums),
         }
         self._watch(metrics)
         return metrics
@@ -117,13 +121,11 @@ class Learner:
         """The terms' figures on these rollouts, means over tokens of all processes, without an update."""
         self.loss.eval()
         tokens, rollouts = (max(1, number) for number in num_trainable(taught))
-        batches = micro_batches(
-            taught, self.config.micro_batch_tokens, "token_mean", tokens, rollouts, self.accelerator.device
-        )
-        merged, bare = RowSums(), self.accelerator.unwrap_model(self.loss)  # processes may have unequal numbers of these
-        for batch in batches:
-            merged.merge(bare(batch, self.spec)[1])
-        return RowSums.means(gather_object([merged]))
+        sums: Sums = defaultdict(RowSums)
+        bare = self.accelerator.unwrap_model(self.loss)  # processes may have unequal numbers of batches
+        for batch in self._batches(taught, "token_mean", tokens, rollouts):
+            sums[batch.domain].merge(bare(batch, self.spec)[1])
+        return _means(sums)
 
     def _parts(self, taught: Sequence[Taught]) -> Iterator[tuple[int, list[MicroBatch]]]:
         """(trainable tokens over all processes, this process's micro-batches) of each update."""
@@ -131,11 +133,13 @@ class Learner:
         for part in range(count):
             mine = taught[part * len(taught) // count : (part + 1) * len(taught) // count]
             tokens, rollouts = (self._total(number) for number in num_trainable(mine))
-            batches = micro_batches(
-                mine, self.config.micro_batch_tokens, self.config.normalizer, tokens, rollouts, self.accelerator.device
-            )
+            batches = self._batches(mine, self.config.normalizer, tokens, rollouts)
             most = max(gather_object([len(batches)]))
             yield tokens, batches + [empty_batch(self.accelerator.device)] * (most - len(batches))
+
+    def _batches(self, taught: Sequence[Taught], normalizer: str, tokens: int, rollouts: int) -> list[MicroBatch]:
+        budget, device = self.config.micro_batch_tokens, self.accelerator.device
+        return micro_batches(taught, budget, normalizer, tokens, rollouts, device, self.by_domain)
 
     def _logps(self, batch: MicroBatch) -> Tensor:
         self.loss.eval()  # dropout would add noise to the ratio
@@ -151,7 +155,7 @@ class Learner:
         with self.student.disable_adapter():  # type: ignore[operator]
             return self._logps(batch)
 
-    def _step(self, tokens: int, batches: Sequence[MicroBatch], sums: RowSums) -> Metrics:
+    def _step(self, tokens: int, batches: Sequence[MicroBatch], sums: Sums) -> Metrics:
         """Forward, backward and update of one part."""
         lr = self._lr()
         if not tokens:
@@ -164,7 +168,7 @@ class Learner:
                 # DDP averages the processes' gradients; the normaliser already counts the tokens of all of them
                 self.accelerator.backward(loss * self.accelerator.num_processes)
             total += loss.detach()
-            sums.merge(figures)
+            sums[batch.domain].merge(figures)
         norm = float(self.accelerator.clip_grad_norm_(self.loss.parameters(), self.max_grad_norm or math.inf))  # type: ignore[arg-type]
         loss = sum(gather_object([float(total)]))
         finite = math.isfinite(loss) and math.isfinite(norm)
@@ -197,3 +201,13 @@ class Learner:
         self.scheduler.load_state_dict(state["scheduler"])
         for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr()):
             group["lr"] = rate
+
+
+def _means(sums: Sums) -> Metrics:
+    """The mean of each figure over the rows of all processes, and of each domain where these were told apart."""
+    parts = gather_object([dict(sums)])
+    metrics = RowSums.means([one for part in parts for one in part.values()])
+    for domain in sorted({name for part in parts for name in part if name}):
+        means = RowSums.means([part[domain] for part in parts if domain in part])
+        metrics |= {f"{name}/{domain}": mean for name, mean in means.items()}
+    return metrics

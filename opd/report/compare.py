@@ -9,7 +9,7 @@ from opd.files import explain_unwritable, write_bytes, write_text
 from opd.report.comparison import Question
 from opd.report.contents import Contents, contents
 from opd.report.loading import Group, load_groups, load_one
-from opd.report.results import HELDOUT, parse_metric, title
+from opd.report.results import HELDOUT, parse_metric, title, whole_of
 from opd.spelling import nearest
 
 
@@ -60,9 +60,9 @@ def _named(groups: Sequence[Group], name: str, option: str) -> Group:
 
 
 def _suites(groups: Sequence[Group]) -> list[str]:
-    """The held-out problems first."""
+    """The held-out problems first, each suite before its domains."""
     found = {suite for group in groups for run in group.counted for suite in run.results}
-    return sorted(found, key=lambda suite: (suite != HELDOUT, suite))
+    return sorted(found, key=lambda suite: (whole_of(suite) != HELDOUT, whole_of(suite), suite))
 
 
 def write_tables(found: Contents, out: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from opd.eval.statistics import Difference, Interval, holm, interval, interval_of_suites, paired, paired_suites, recovery
 from opd.report.loading import Group, Run
-from opd.report.results import HELDOUT, HELDOUT_AGAIN, VERDICTS, Metric, Result, common_keys, matrix
+from opd.report.results import HELDOUT, HELDOUT_AGAIN, VERDICTS, Metric, Result, common_keys, is_part, matrix
 
 RATES = {**{f"{name}_rate": label for name, label in VERDICTS.items()}, "at_limit_rate": "at limit"}
 RATES |= {"repetitive_rate": "repetitive"}
@@ -56,11 +56,11 @@ def adjusted(tables: Sequence[Sequence[Standing]]) -> list[list[Standing]]:
 
 
 def suites_of_all(scores: Mapping[str, Sequence[Standing]]) -> list[str]:
-    """The suites, beside the held-out problems, on which all groups have a score that have one on any of them."""
+    """The whole suites, beside the held-out problems, on which all groups have a score that have one on any of them."""
     names = {
         suite: {row.group.name for row in rows if row.score is not None}
         for suite, rows in scores.items()
-        if suite not in (HELDOUT, HELDOUT_AGAIN)
+        if suite not in (HELDOUT, HELDOUT_AGAIN) and not is_part(suite)
     }
     everyone = set().union(*names.values())
     return [suite for suite, having in names.items() if having and having == everyone]
@@ -140,14 +140,15 @@ def _recovery(group: Group, suite: str, question: Question) -> Interval | None:
 
 
 def goal_results(suite: str, question: Question, like: Sequence[Result]) -> list[Result]:
-    """The goal's results on the problems of `like`: a teacher may have met them under another suite's name."""
+    """The goal's results on the problems of `like`: a teacher may have met them under another suite's name, or as a part of
+    one."""
     if question.reference is not None:
         return question.reference.last(suite)
     if question.teacher is None or not like:
         return []
     wanted = set(like[0].keys)
     found = [result for name in question.teacher.results if (result := question.teacher.last(name)) is not None]
-    best = max(found, key=lambda result: len(wanted & set(result.keys)), default=None)
+    best = max(found, key=lambda result: (len(wanted & set(result.keys)), -len(result.keys)), default=None)
     return [best] if best is not None and wanted & set(best.keys) else []
 
 

@@ -23,7 +23,7 @@ from opd.report.comparison import (
 )
 from opd.report.findings import TEACHER, finding, notes
 from opd.report.loading import Group, Run
-from opd.report.results import HELDOUT, title
+from opd.report.results import HELDOUT, is_part, title, whole_of
 from opd.report.style import NUM_STYLES
 from opd.report.tables import Column, Table
 from opd.report.text import one_line
@@ -56,16 +56,20 @@ def contents(groups: Sequence[Group], suites: Sequence[str], question: Question,
     scores = {suite: standings(groups, suite, question) for suite in suites}
     averaged = suites_of_all(scores)
     mean = mean_standings(groups, averaged, question) if len(averaged) > 1 else []
-    *tested, mean = adjusted([*scores.values(), mean])
-    scores = dict(zip(scores, tested))
-    tests = sum(row.adjusted_p is not None for found in [*tested, mean] for row in found)
+    wholes, parts = ([suite for suite in suites if is_part(suite) == part] for part in (False, True))
+    *tested, mean = adjusted([*(scores[suite] for suite in wholes), mean])
+    scores |= zip(wholes, tested)
+    scores |= zip(parts, adjusted([scores[suite] for suite in parts]))  # their own family: the others' p stay as they are
+    of_wholes = _family([*tested, mean], "of whole suites in this report" if parts else "of this report")
+    of_parts = _family([scores[suite] for suite in parts], "of domains in this report")
     goals = {suite: goal for suite in suites if (goal := _teacher(suite, question, scores[suite]))}
     rows = {suite: [*found, goals[suite]] if suite in goals else found for suite, found in scores.items()}
     tables: list[Table] = []
     for suite in suites:
-        tables += [_scores(suite, rows[suite], question, tests), _verdicts(suite, rows[suite])]
+        family = of_parts if is_part(suite) else of_wholes
+        tables += [_scores(suite, rows[suite], question, family), _verdicts(suite, rows[suite])]
     if mean:
-        tables.append(_mean(mean, averaged, goals, question, tests))
+        tables.append(_mean(mean, averaged, goals, question, of_wholes))
     spent = spendings(groups, HELDOUT, question.metric) if HELDOUT in scores else []
     if len(spent) > 1:
         tables.append(_spendings(spent, question))
@@ -74,11 +78,12 @@ def contents(groups: Sequence[Group], suites: Sequence[str], question: Question,
     tables += [*_settings(groups), _runs(groups)]
     if not any(scores.values()):
         return Contents(question, groups, groups, {}, {}, (), tables, ["No run has been evaluated yet."], [])
-    told = {title(suite): found for suite, found in scores.items()} | {f"the mean of {len(averaged)} suites": mean}
+    said = [suite for suite in suites if not is_part(suite) or whole_of(suite) not in suites]  # parts repeat their suite
+    told = {title(suite): scores[suite] for suite in said} | {f"the mean of {len(averaged)} suites": mean}
     findings = [line for name, found in told.items() if (line := finding(name, found, question))]
-    said = notes(groups, rows, question)
+    noted = notes(groups, {suite: rows[suite] for suite in said}, question)
     styled, spent = _styled(groups, scores, question), spent if len(spent) > 1 else []
-    return Contents(question, groups, styled, scores, goals, spent, tables, findings, said)
+    return Contents(question, groups, styled, scores, goals, spent, tables, findings, noted)
 
 
 def _styled(groups: Sequence[Group], scores: dict[str, list[Standing]], question: Question) -> Sequence[Group]:
@@ -110,7 +115,13 @@ def _compared(rows: Sequence[Standing], question: Question) -> tuple[list[Column
     return columns, [[row.group.name, row.score, row.difference, row.adjusted_p] for row in rows]
 
 
-def _scores(suite: str, rows: Sequence[Standing], question: Question, tests: int) -> Table:
+def _family(tables: Sequence[Sequence[Standing]], where: str) -> str:
+    """Which comparisons p-values are adjusted for, in words."""
+    num = sum(row.adjusted_p is not None for rows in tables for row in rows)
+    return f"all {num} comparisons {where}" if num > 1 else f"the only comparison {where}"
+
+
+def _scores(suite: str, rows: Sequence[Standing], question: Question, family: str) -> Table:
     metric = question.metric.name
     columns, table = _compared(rows, question)
     if question.teacher is not None or question.reference is not None:
@@ -123,13 +134,13 @@ def _scores(suite: str, rows: Sequence[Standing], question: Question, tests: int
     columns += [Column("runs"), Column("step"), Column("problems", "count")]
     table = [[*cells, _count(row.group), _steps(row), row.num_problems] for cells, row in zip(table, rows)]
     name = "Accuracy" if metric == "accuracy" else metric
-    return Table(f"{suite}-scores", f"{name} on {title(suite)}", columns, table, _how_to_read(suite, rows, question, tests))
+    return Table(f"{suite}-scores", f"{name} on {title(suite)}", columns, table, _how_to_read(suite, rows, question, family))
 
 
-def _how_to_read(suite: str, rows: Sequence[Standing], question: Question, tests: int) -> str:
+def _how_to_read(suite: str, rows: Sequence[Standing], question: Question, family: str) -> str:
     note = "Means over problems and runs, with 95 % intervals."
     if any(row.difference is not None for row in rows):
-        note += _what_p_is(question, tests)
+        note += _what_p_is(question, family)
     if question.reference is not None or question.teacher is not None:
         goal = "the teacher" if question.reference is None else question.reference.name
         note += f" Recovery: share of the gap between each run's start and {goal} that is closed."
@@ -138,17 +149,16 @@ def _how_to_read(suite: str, rows: Sequence[Standing], question: Question, tests
     return note
 
 
-def _what_p_is(question: Question, tests: int) -> str:
-    number = f"all {tests} comparisons" if tests > 1 else "the only comparison"
+def _what_p_is(question: Question, family: str) -> str:
     return (
         f" p: that there is no difference to {one_line(question.baseline.name, 40)} on the same problems: the larger of a "
         "permutation test's and of the level at which the interval, which counts the runs too, touches 0; adjusted (Holm) "
-        f"for {number} of this report."
+        f"for {family}."
     )
 
 
 def _mean(
-    rows: Sequence[Standing], suites: Sequence[str], goals: Mapping[str, Standing], question: Question, tests: int
+    rows: Sequence[Standing], suites: Sequence[str], goals: Mapping[str, Standing], question: Question, family: str
 ) -> Table:
     if question.teacher is not None and all(suite in goals for suite in suites):
         scores = [question.metric.scores(goals[suite].results[0]) for suite in suites]
@@ -161,7 +171,7 @@ def _mean(
     note = f"The unweighted mean over the suites that all groups have: {names}. The 95 % intervals resample each suite's "
     note += "problems; with several runs they count the spread of the runs' own means too."
     if any(row.difference is not None for row in rows):
-        note += _what_p_is(question, tests)
+        note += _what_p_is(question, family)
     return Table(MEAN, f"Mean of the suites, {question.metric.name}", columns, table, note)
 
 

@@ -21,6 +21,9 @@ ROLLOUTS = {  # of training: (title, unit)
     "success_rate": ("Success rate of training rollouts", "%"),
     "live_groups": ("Live groups in training", "%"),
     "phantom_groups": ("Groups that fail alike and teach all the same", "%"),
+    "student_topk_kl": ("Reverse KL on the student's top-k in training", "nats/token"),
+    "topk_overlap": ("Top-k tokens that student and teacher share in training", "%"),
+    "overlap_mass": ("Student's probability of shared top-k tokens in training", "%"),
     "response_tokens": ("Length of training rollouts", "tokens"),
     "stopped_rate": ("Stopped rollouts in training", "%"),
     "restart_units": ("Mean restart index in training", "turns or chunks"),
@@ -30,6 +33,7 @@ DISTANCES = {  # from the teacher at an evaluation; the latter two where it read
     "reverse_kl_sampled": "Held-out sampled reverse KL",
     "teacher_logp": "Held-out log-prob of the student's tokens under the teacher",
 }
+DIVERSITY = "Distinct 4-grams of the student's samples"
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,15 @@ class Panel:
 
 
 def panels(groups: Sequence[Group], metric: Metric, goal: float | None) -> list[Panel]:
-    """Held-out score and distances, then of training the divergences, the loss and what became of rollouts; only those that
-    some group has."""
+    """Held-out score, distances and diversity, then of training the divergences, the loss and what its rollouts were like;
+    only those that some group has."""
     levels = [] if goal is None else [("teacher", goal)]
     found = [
         Panel("heldout-score", f"Held-out {metric.name}", _evaluated(groups, metric.mean), "%", True, levels),
     ]
     for name, title in DISTANCES.items():
         found.append(Panel(f"heldout-{name}", title, _evaluated(groups, _figure(name)), "nats/token", True))
+    found.append(Panel("heldout-distinct_4grams", DIVERSITY, _evaluated(groups, _figure("distinct_4grams")), "%", True))
     for name, title in DIVERGENCES.items():
         found.append(Panel(f"training-{name}", title, _trained(groups, name), "nats/token"))
     found.append(Panel("loss", "Training loss", _trained(groups, "loss"), ""))

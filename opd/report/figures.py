@@ -149,6 +149,27 @@ def draw_scores(suite: str, title: str, unit: str, rows: Sequence[tuple[int, Sta
         return _saved(figure, f"{suite}-scores", title, 0.0)
 
 
+def draw_histogram(
+    name: str, title: str, unit: str, edges: Sequence[float], rows: Sequence[tuple[int, np.ndarray]], names: Sequence[str]
+) -> Drawing:
+    """Shares of each group in the bins between `edges`; `rows` are (place among the groups, shares [len(edges) - 1])."""
+    with _looks():
+        labels, legend_in = _labels([place for place, _ in rows], names)
+        figure, axes = _axes(0.6 * PLOT_IN, legend_in)
+        for place, shares in rows:
+            look = style(place)
+            axes.stairs(
+                100 * shares, edges, color=look.colour, linestyle=(0, look.dash) if look.dash else "-", linewidth=1.5,
+                gid=f"group-{place}-bins",
+            )  # fmt: skip
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel(unit)
+        axes.set_ylabel("prompts (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        _legend(figure, labels)
+        return _saved(figure, name, title, legend_in)
+
+
 def _axes(plot_in: float, legend_in: float, left_in: float = LEFT_IN, right_in: float = RIGHT_IN) -> tuple[Figure, Axes]:
     """Axes with room for their labels, above `legend_in` inches."""
     height = TOP_IN + plot_in + BOTTOM_IN + legend_in

@@ -18,7 +18,7 @@ import numpy as np
 
 from opd.errors import UserError
 from opd.recipes import read_recipe
-from opd.report.results import HELDOUT, HELDOUT_AGAIN, Result, parse_result
+from opd.report.results import HELDOUT, HELDOUT_AGAIN, Result, by_domain, parse_result
 
 BESIDE = ("discarded_tokens", "dropped_tokens", "written_tokens")  # metrics: generated, and not among `sampled_tokens`
 CONTENT_BYTES = 4096  # at the head of a JSON file: enough to see whether it is a result
@@ -152,18 +152,20 @@ def _shortest_names(places: Sequence[Path]) -> dict[Path, str]:
 def load(path: Path) -> Run:
     """What lies in the folder of a run, or of `opd eval`."""
     if not _is_run(path):
-        found = [_result(file) for file in sorted(path.glob("*.json")) if _is_result(file)]
-        return Run(path, {}, {}, {result.suite: {_step(result): result} for result in found}, finished=True)
+        found = [one for file in sorted(path.glob("*.json")) if _is_result(file) for one in _results(file)]
+        return Run(path, {}, {}, {suite: {_step(result): result} for suite, result in found}, finished=True)
     settings = flatten(read_recipe(path / "config.yaml"))
     results: dict[str, dict[int, Result]] = {}
-    trained = {step: _result(file, HELDOUT) for step, file in _by_step(path.glob("eval/step-*.json"))}
-    if trained:
-        results[HELDOUT] = trained
+    for step, file in _by_step(path.glob("eval/step-*.json")):
+        for suite, result in _results(file, HELDOUT):
+            results.setdefault(suite, {})[step] = result
+    trained = HELDOUT in results
     for step, folder in _by_step(path.glob("eval/step-*/")):
         for file in sorted(folder.glob("*.json")):
             # An evaluation of its own, perhaps with other settings: it does not take the place of one while training.
             suite = HELDOUT_AGAIN if trained and file.stem == HELDOUT else file.stem
-            results.setdefault(suite, {})[step] = _result(file, suite)
+            for name, result in _results(file, suite):
+                results.setdefault(name, {})[step] = result
     metrics = _metrics(path / "metrics.jsonl")
     summary = _json(path / "summary.json") if (path / "summary.json").is_file() else None
     finished = summary is not None and summary.get("steps") == settings.get("steps", summary.get("steps"))
@@ -211,10 +213,13 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else float("nan")
 
 
-def _result(path: Path, suite: str | None = None) -> Result:
+def _results(path: Path, suite: str | None = None) -> list[tuple[str, Result]]:
+    """The result with its suite's name, `suite` where that is given, and then those of its domains."""
     raw = _json(path)
     try:
-        return parse_result(raw, suite or path.stem)
+        whole = parse_result(raw, suite or path.stem)
+        name = suite or whole.suite
+        return [(name, whole), *((f"{name}/{domain}", part) for domain, part in by_domain(raw, whole).items())]
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         why = f"{error} is missing" if isinstance(error, KeyError) else error
         raise UserError(f"{path}: no result of an evaluation ({why}); leave it out") from None

@@ -14,11 +14,11 @@ from opd.report.contents import MEAN, SPENDINGS, Contents
 from opd.report.curves import AXES, DIVERGENCES, Panel, samples_of
 from opd.report.figures import Drawing
 from opd.report.inline import inline, swatch
-from opd.report.results import HELDOUT, HELDOUT_AGAIN, title
+from opd.report.results import HELDOUT, HELDOUT_AGAIN, title, whole_of
 from opd.report.rollouts import Gallery
 from opd.report.style import NUM_STYLES, VARIABLES, style
 from opd.report.tables import Column, Table
-from opd.report.text import duration, nats, one_line, quantity
+from opd.report.text import duration, nats, one_line, quantity, visible
 
 MAX_HEADING = 4  # groups that the heading names
 MAX_NAMED = 12  # groups whose values the words for a figure give
@@ -32,34 +32,52 @@ def render(
     gallery: Gallery,
 ) -> str:
     """The HTML. `curves` are by (panel, axis), `scores` by suite; `tokens` shows what the groups sampled."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters |= {"line": one_line, "bounds": _bounds, "shade": _shade}
     tables = {table.name: table for table in found.tables}
-    places = {group.name: place for place, group in enumerate(found.styled)}
-    names = list(places)
-    return environment.get_template("page.html.jinja").render(
-        heading=_heading(names),
-        facts=_facts(found),
-        places=places,
-        marks=[_mark(place) for place in range(len(names))],
-        id_of=lambda table: hashlib.sha256(table.name.encode()).hexdigest()[:8],
-        sections=[_section(number, suite, found, tables, scores) for number, suite in enumerate(found.scores)],
-        mean=tables.get(MEAN),
-        tokens=None if tokens is None else {"figure": _spendings(tokens, tables[SPENDINGS]), "table": tables[SPENDINGS]},
-        cost=tables.get("cost"),
-        settings=tables.get("settings"),
-        runs=tables["runs"],
-        findings=found.findings,
-        notes=found.notes,
-        curves=[_curve(panel, axis, drawing, names) for (_, axis), (panel, drawing) in curves.items()],
-        several_losses=sum(name.removeprefix("training-") in DIVERGENCES for name in {name for name, _ in curves}) > 1,
-        axes=AXES,
-        gallery=gallery,
-        version=version("opd"),
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    names = [group.name for group in found.styled]
+    return (
+        environment()
+        .get_template("page.html.jinja")
+        .render(
+            **frame(names),
+            heading=_heading(names),
+            facts=_facts(found),
+            sections=[_section(number, suite, found, tables, scores) for number, suite in enumerate(found.scores)],
+            mean=tables.get(MEAN),
+            tokens=None if tokens is None else {"figure": _spendings(tokens, tables[SPENDINGS]), "table": tables[SPENDINGS]},
+            cost=tables.get("cost"),
+            settings=tables.get("settings"),
+            runs=tables["runs"],
+            findings=found.findings,
+            notes=found.notes,
+            curves=[_curve(panel, axis, drawing, names) for (_, axis), (panel, drawing) in curves.items()],
+            several_losses=sum(name.removeprefix("training-") in DIVERGENCES for name in {name for name, _ in curves}) > 1,
+            axes=AXES,
+            gallery=gallery,
+        )
     )
+
+
+def environment(*folders: Path) -> Environment:
+    """Templates of these folders, which may extend `frame.html.jinja` and use `parts.html.jinja`."""
+    found = Environment(
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+    )
+    found.filters |= {"line": one_line, "visible": visible, "bounds": _bounds, "shade": _shade}
+    return found
+
+
+def frame(names: Sequence[str]) -> dict[str, Any]:
+    """What every page is rendered with, beside `heading` and `facts`; `names` are those of the groups, which get a look."""
+    return {
+        "places": {name: place for place, name in enumerate(names)},
+        "marks": [_mark(place) for place in range(len(names))],
+        "id_of": lambda table: hashlib.sha256(table.name.encode()).hexdigest()[:8],
+        "version": version("opd"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
 
 
 def _heading(names: Sequence[str]) -> str:
@@ -90,11 +108,11 @@ def _section(
     if drawing := scores.get(suite):
         shown = Column("", "percent").show
         said = [f"{one_line(row.group.name, 40)} {shown(row.score)}" for row in found.scores[suite] if row.score is not None]
-        figure = _figure(drawing, f"{_capitalised(drawing.title)}, 95 % intervals", _listed(said, " (%)"))
+        figure = figure_part(drawing, f"{_capitalised(drawing.title)}, 95 % intervals", _listed(said, " (%)"))
     both = {"scores": tables[f"{suite}-scores"], "verdicts": tables[f"{suite}-verdicts"]}
     return {
         "id": f"suite-{number}",
-        "title": _capitalised(title(suite)) if suite in (HELDOUT, HELDOUT_AGAIN) else suite,
+        "title": _capitalised(title(suite)) if whole_of(suite) in (HELDOUT, HELDOUT_AGAIN) else suite,
         "figure": figure,
         **both,
     }
@@ -109,15 +127,16 @@ def _curve(panel: Panel, axis: str, drawing: Drawing, names: Sequence[str]) -> d
     words = f"Last values: {_listed(said, unit)}"
     heading = f"{panel.title}{unit} at {AXES[axis]}"
     width = max(len(points) for _, points in data)
-    return _figure(drawing, panel.title, words) | {"axis": axis, "data": data, "heading": heading, "width": width}
+    return figure_part(drawing, panel.title, words) | {"axis": axis, "data": data, "heading": heading, "width": width}
 
 
 def _spendings(drawing: Drawing, table: Table) -> dict[str, Any]:
     said = [f"{one_line(row[0], 40)} {row[3]} at {row[1]}" for row in table.shown()]
-    return _figure(drawing, "Last evaluation and tokens until then; lines span the runs", _listed(said, " (%)"))
+    return figure_part(drawing, "Last evaluation and tokens until then; lines span the runs", _listed(said, " (%)"))
 
 
-def _figure(drawing: Drawing, caption: str, words: str) -> dict[str, Any]:
+def figure_part(drawing: Drawing, caption: str, words: str) -> dict[str, Any]:
+    """What the macro `draw` takes; `words` say what the figure shows."""
     return {"axis": "", "caption": caption, "svg": Markup(inline(drawing, words)), "data": [], "heading": "", "width": 1}
 
 

@@ -5,7 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from opd.errors import UserError
 from opd.eval.at_k import avg_at_k, maj_at_k, pass_at_k
+from opd.records import DEFAULT_DOMAIN
 
 HELDOUT = "heldout"  # the suite of evaluations while training
 HELDOUT_AGAIN = "heldout (opd eval)"  # the same problems, evaluated anew with a run's checkpoint
@@ -27,7 +28,19 @@ VERDICTS = {
 
 def title(suite: str) -> str:
     """A suite as a reader knows it."""
-    return {HELDOUT: "held-out problems", HELDOUT_AGAIN: "held-out problems (opd eval)"}.get(suite, suite)
+    whole, _, domain = suite.partition("/")
+    name = {HELDOUT: "held-out problems", HELDOUT_AGAIN: "held-out problems (opd eval)"}.get(whole, whole)
+    return f"{name}, {domain}" if domain else name
+
+
+def is_part(suite: str) -> bool:
+    """Whether it is one domain of another suite."""
+    return whole_of(suite) != suite
+
+
+def whole_of(suite: str) -> str:
+    """The suite of which it is one domain, or itself."""
+    return suite.partition("/")[0]
 
 
 @dataclass(frozen=True, eq=False)  # known by identity
@@ -74,6 +87,29 @@ def parse_result(raw: Mapping[str, Any], suite: str) -> Result:
         correct=[[verdict == "correct" for verdict in row["verdicts"]] for row in rows],
         classes=[row["classes"] for row in rows] if all("classes" in row for row in rows) else None,
     )
+
+
+def by_domain(raw: Mapping[str, Any], whole: Result) -> dict[str, Result]:
+    """The problems of each domain as a result of its own; none where there is one domain."""
+    domains = [str(row.get("domain", DEFAULT_DOMAIN)) for row in raw["rows"]]
+    found = {}
+    for domain in sorted(set(domains)) if len(set(domains)) > 1 else ():
+        at = [place for place, name in enumerate(domains) if name == domain]
+        verdicts = [verdict for place in at for verdict in raw["rows"][place]["verdicts"]]
+        figures = {f"{name}_rate": verdicts.count(name) / len(verdicts) for name in VERDICTS}
+        own = {
+            name.removesuffix(f"/{domain}"): value for name, value in whole.figures.items() if name.endswith(f"/{domain}")
+        }
+        found[domain] = replace(
+            whole,
+            suite=f"{whole.suite}/{domain}",
+            figures={**figures, **own},
+            notes=[],
+            keys=[whole.keys[place] for place in at],
+            correct=[whole.correct[place] for place in at],
+            classes=None if whole.classes is None else [whole.classes[place] for place in at],
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ from opd.eval.statistics import Interval
 from opd.report.text import duration, nats, one_line, p_value, quantity
 
 NOTHING = "–"
-Kind = Literal["text", "count", "percent", "share", "points", "recovery", "p", "nats", "quantity", "number", "duration"]
+Kind = Literal[
+    "text", "count", "percent", "share", "points", "recovery", "p", "nats", "quantity", "number", "ratio", "duration"
+]
 FORMATS: dict[str, Callable[[float], str]] = {
     "count": lambda value: f"{value:.0f}",
     "percent": lambda value: f"{100 * value:.1f}",
@@ -22,6 +24,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "nats": nats,
     "quantity": quantity,
     "number": lambda value: f"{value:.1f}",
+    "ratio": lambda value: f"{value:.3f}",
     "duration": duration,
 }
 UNITS = {"percent": " (%)", "points": " (points)", "recovery": " (%)", "nats": " (nats/token)"}

@@ -18,6 +18,11 @@ def one_line(text: str, limit: int = 120) -> str:
     return line if len(line) <= limit else f"{line[: limit // 2 - 1]}…{line[-(limit // 2) :]}"
 
 
+def plural(number: int, what: str) -> str:
+    """`1 pool`, `2 pools`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def quantity(value: float) -> str:
     """A count with three significant digits: 950, 81.7k, 1.20M."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -144,18 +144,20 @@ def encode(tokenizer: "PreTrainedTokenizerBase", eos_ids: Sequence[int], example
 
     Raises `UserError` where the student's chat template cannot have answered this prompt in this way.
     """
-    from opd.tokenization import render
+    from opd.tokenization import HiddenMarks, render
 
     if isinstance(example.answer, str):
         prompt_ids = render(tokenizer, example.prompt)
         eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else eos_ids[0]
         answer_ids = [*tokenizer(example.answer, add_special_tokens=False)["input_ids"], eos]  # type: ignore[misc]
         return Encoded(np.concatenate([prompt_ids, np.asarray(answer_ids, np.int32)]), len(prompt_ids))
+    hidden = HiddenMarks(*example.prompt.messages, *example.prompt.tools, example.answer)
+    messages = tuple(hidden.hide_in(tokenizer, example.prompt.messages))
+    example = replace(example, prompt=replace(example.prompt, messages=messages))
     before, whole = _text(tokenizer, example.prompt, asked=True), _whole_text(tokenizer, example)
-    prompt_ids = render(tokenizer, example.prompt)
     if not whole.startswith(before):
         raise UserError(_not_a_prefix(example, before, whole))
-    ids = np.asarray(tokenizer(whole, add_special_tokens=False)["input_ids"], np.int32)
+    prompt_ids, ids = (np.asarray(hidden.encode(tokenizer, text), np.int32) for text in (before, whole))
     n = len(prompt_ids)
     if not np.array_equal(ids[:n], prompt_ids):  # the boundary lies inside a token: keep the one that sampling has
         rest = tokenizer(whole[len(before) :], add_special_tokens=False)["input_ids"]

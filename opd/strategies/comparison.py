@@ -35,16 +35,21 @@ class ComparisonConfig(SampledConfig):
     beta: float = 0.5
     """For `jsd`: the teacher's share of the mixture."""
     k: int = 16
-    """For `topk`: tokens of each position."""
+    """For `topk`: tokens of each position; 0 is the form `sampled`, so that a sweep may begin there."""
     source: Literal["student", "teacher", "union"] = "student"
     """For `topk`: whose most likely tokens. `union` takes k of each."""
     tail: Literal["tail", "renormalise", "truncate"] = "tail"
     """For `topk`, the mass outside: one more bucket; none, with both sides scaled to 1; or left out of the sum (the
     divergence of unnormalised measures, which is not negative and whose gradient is that of the kept tokens alone)."""
 
+    @property
+    def compared(self) -> Literal["sampled", "topk", "full"]:
+        """The form, whatever it is called."""
+        return "sampled" if self.form == "topk" and self.k == 0 else self.form
+
     def check_for(self, field: str, run: "RunConfig") -> None:
         """Raises `UserError` naming `field`, as `terms.reverse_kl`, for what cannot be compared or has no effect."""
-        if self.form == "sampled":
+        if self.compared == "sampled":
             if self.divergence != "reverse_kl":
                 raise UserError(
                     f"{field}.divergence: {self.divergence} needs form topk or full; "
@@ -60,8 +65,8 @@ class ComparisonConfig(SampledConfig):
                 if getattr(self, name) != getattr(type(self), name):
                     raise UserError(f"{field}.{name}: has no effect with form {self.form}; leave it out")
         if self.form == "topk":
-            if self.k < 1:
-                raise UserError(f"{field}.k is {self.k}: it must be at least 1")
+            if self.k < 0:
+                raise UserError(f"{field}.k is {self.k}: it must be 0 (the sampled token alone) or more")
             if self.k == 1 and self.tail == "renormalise" and self.source != "union":
                 raise UserError(f"{field}.k: one renormalised token has divergence 0 everywhere; take k >= 2")
         self.check(field)
@@ -77,18 +82,18 @@ class Comparison(TermMaker):
     def __init__(self, config: ComparisonConfig, run: "RunConfig") -> None:
         self.config = config
         self.temperature = run.loss_temperature
-        self.needs_hidden = config.form == "full"
+        self.needs_hidden = config.compared == "full"
         self.policy_inputs = config.policy_inputs(run)
-        self.num_student_topk = config.k if config.form == "topk" and config.source != "teacher" else 0
+        self.num_student_topk = config.k if config.compared == "topk" and config.source != "teacher" else 0
 
     async def compare(self, model: str, rollout: Rollout, models: Models, rule: SpanRule = "split") -> Term:
         """The term by which the student learns from `model` on the rollout as it is. `rule` is for a model of another
         tokenizer, of which only the form `sampled` can learn."""
         config = self.config
-        if config.form == "sampled":
+        if config.compared == "sampled":
             return await self._sampled(model, rollout, models, rule)
         target: TopK | Hidden
-        if config.form == "topk":
+        if config.compared == "topk":
             target = await self._topk(model, rollout, models)
         else:
             target = await read_hidden(models, model, rollout)

@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from opd.data import DatasetConfig, load_prompts
+from opd.plugins import PromptSource
 from opd.records import Prompt
 from opd.strategies.epochs import drawn
 
 
-class DatasetPrompts:
+class DatasetPrompts(PromptSource):
     """See the module."""
 
     Config = DatasetConfig

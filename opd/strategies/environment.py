@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 
 from opd.envs.config import EnvironmentConfig, load_tasks
+from opd.plugins import PromptSource
 from opd.records import Prompt
 from opd.strategies.epochs import drawn
 
 
-class EnvironmentPrompts:
+class EnvironmentPrompts(PromptSource):
     """See the module."""
 
     Config = EnvironmentConfig

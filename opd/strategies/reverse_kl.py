@@ -34,7 +34,7 @@ class ReverseKL(Comparison):
 
     def __init__(self, config: ReverseKLConfig, run: "RunConfig") -> None:
         super().__init__(config, run)
-        self.across_tokenizers = config.form == "sampled"
+        self.across_tokenizers = config.compared == "sampled"
         self.span_reduce: SpanRule = config.span_reduce
 
     @staticmethod

@@ -1,7 +1,8 @@
 """The tiny family: small Llama models and their data, made from nothing on first use and cached on disk.
 
-`resolve("tiny:teacher")` is the path of a Hugging Face model folder, `resolve("tiny:heldout")` that of a JSONL file;
-`tiny:NAME@SEED` is the same member trained from another seed (default 0). A model takes seconds to a minute on a CPU.
+`resolve("tiny:teacher")` is the path of a Hugging Face model folder, `resolve("tiny:heldout")` that of a JSONL file, and
+`resolve("tiny:addition-pool")` that of a pool of prompts which a member wrote; `tiny:NAME@SEED` is the same member trained
+from another seed (default 0). A model takes seconds to a minute or two on a CPU.
 
 The cache is `$OPD_CACHE` or `~/.cache/opd`, one folder `tiny/<digest>/` for each member, digest = hash of its settings.
 Importing this package, and resolving a member that is cached, imports neither torch nor transformers.
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from opd.errors import UserError
 from opd.tiny.cache import cached
-from opd.tiny.members import MEMBERS, Data, digest
+from opd.tiny.members import MEMBERS, Data, Pool, digest
 
 __all__ = ["check_name", "is_tiny", "resolve"]
 
@@ -34,12 +35,22 @@ def resolve(name: str) -> Path:
     if isinstance(member, Data):
 
         def build(folder: Path) -> None:
-            from opd.tiny import arithmetic, long_addition
+            from opd.tiny import arithmetic, long_addition, subtraction
 
-            task = long_addition if member.split.startswith("long") else arithmetic
+            tasks = {"long": long_addition, "subtraction": subtraction, "pair": subtraction}
+            task = tasks.get(member.split.partition("-")[0], arithmetic)
             task.write_rows(folder / member.file_name, member)
 
         return cached(digest(member_name), build) / member.file_name
+
+    if isinstance(member, Pool):
+
+        def write(folder: Path) -> None:
+            from opd.tiny.pools import write_pool
+
+            write_pool(folder / member.file_name, member, seed)
+
+        return cached(digest(member_name, seed), write) / member.file_name
 
     def build_folder(folder: Path) -> None:
         from opd.tiny.models import build_model

@@ -48,10 +48,11 @@ class Model:
     training: Supervised
     tokenizer: str = "characters"
     """A name that `opd.tiny.tokenizer.build_tokenizer` knows."""
-    task: Literal["brief", "calculator", "habit", "long"] | None = None
+    task: Literal["brief", "calculator", "habit", "long", "addition-author", "subtraction-author", "pair"] | None = None
     """What it learns: None is the addition of `opd.tiny.arithmetic`, `brief` the same with answers that leave the working
     out (`opd.tiny.brief`), `calculator` the episodes of `opd.envs.calculator`, `habit` the addition with the bad habit of
-    `opd.tiny.habit`, `long` the addition of `opd.tiny.long_addition`."""
+    `opd.tiny.habit`, `long` the addition of `opd.tiny.long_addition`; the others are of `opd.tiny.authoring`: to solve and
+    write the problems of one task, or to solve those of both."""
     experts: Mixture | None = None
     rope_theta: float | None = None
     """Base of the rotary position embedding; None is that of the architecture. A small one tells near positions apart."""
@@ -64,9 +65,20 @@ class Model:
 @dataclass(frozen=True)
 class Data:
     """A JSONL file of the problems of one split of `opd.tiny.arithmetic` or, where the split's name begins with `long`, of
-    `opd.tiny.long_addition`; the same for every seed."""
+    `opd.tiny.long_addition`, with `subtraction` of `opd.tiny.subtraction`, and with `pair` of both short tasks; the same for
+    every seed."""
 
-    split: Literal["prompts", "heldout", "heldout-carry", "heldout-no-carry", "long-prompts", "long-heldout"]
+    split: Literal[
+        "prompts",
+        "heldout",
+        "heldout-carry",
+        "heldout-no-carry",
+        "long-prompts",
+        "long-heldout",
+        "subtraction-prompts",
+        "subtraction-heldout",
+        "pair-heldout",
+    ]
     with_answers: bool
     unsolvable_every: int | None = None
     """Every so many-th problem has an answer that nobody gives, so that all responses to it fail."""
@@ -76,7 +88,24 @@ class Data:
         return f"{self.split}.jsonl"
 
 
-MEMBERS: dict[str, Model | Data] = {
+@dataclass(frozen=True)
+class Pool:
+    """A JSONL file of prompts that a member wrote: the pool of DF-OPD. Its seed is the teacher's."""
+
+    teacher: str
+    """The member that writes them; they are about its task, which is their domain."""
+    num_prompts: int = 512
+
+    @property
+    def domain(self) -> str:
+        return self.teacher.removesuffix("-author")
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.domain}-pool.jsonl"
+
+
+MEMBERS: dict[str, Model | Data | Pool] = {
     "teacher": Model(3, 128, Supervised(max_steps=600, schedule="linear", min_accuracy=0.95, batch_size=32)),
     "student": Model(
         2,
@@ -171,12 +200,44 @@ MEMBERS: dict[str, Model | Data] = {
         ),
         task="brief",
     ),
+    "addition-author": Model(
+        3,
+        128,
+        Supervised(max_steps=800, schedule="linear", min_accuracy=0.95, batch_size=32),
+        task="addition-author",
+        sharpness=1.5,
+    ),
+    "subtraction-author": Model(
+        3,
+        128,
+        Supervised(max_steps=1000, schedule="linear", min_accuracy=0.95, batch_size=32),
+        task="subtraction-author",
+        sharpness=2.0,
+    ),
+    "pair-student": Model(
+        2,
+        96,
+        Supervised(
+            max_steps=2000,
+            schedule="constant",
+            min_accuracy=0.25,
+            stop_early=True,
+            check_every_steps=20,
+            learning_rate=5e-4,
+        ),
+        task="pair",
+    ),
     "prompts": Data("prompts", with_answers=False),
     "heldout": Data("heldout", with_answers=True),
     "heldout-carry": Data("heldout-carry", with_answers=True),
     "heldout-no-carry": Data("heldout-no-carry", with_answers=True),
     "long-prompts": Data("long-prompts", with_answers=True),
     "long-heldout": Data("long-heldout", with_answers=True),
+    "subtraction-prompts": Data("subtraction-prompts", with_answers=False),
+    "subtraction-heldout": Data("subtraction-heldout", with_answers=True),
+    "pair-heldout": Data("pair-heldout", with_answers=True),
+    "addition-pool": Pool("addition-author"),
+    "subtraction-pool": Pool("subtraction-author"),
     "half-solvable-prompts": Data("prompts", with_answers=True, unsolvable_every=2),
 }
 
@@ -186,4 +247,6 @@ def digest(name: str, seed: int = 0) -> str:
     # What a member does not have is left out, so that a new field leaves the keys of the other members alone.
     member = {field: value for field, value in asdict(MEMBERS[name]).items() if value is not None}
     settings = {"version": VERSION, "name": name, "seed": seed, "member": member}
+    if isinstance(pool := MEMBERS[name], Pool):
+        settings["teacher"] = digest(pool.teacher, seed)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]

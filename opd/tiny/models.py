@@ -21,7 +21,7 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
-from opd.tiny import brief, episodes, habit, long_solutions, solutions
+from opd.tiny import authoring, brief, episodes, habit, long_solutions, solutions
 from opd.tiny.members import Model
 from opd.tiny.tokenizer import BOS_ID, END_ID, PAD_ID, build_tokenizer
 from opd.tiny.training import Lessons, train
@@ -32,6 +32,8 @@ LESSONS = {
     "calculator": Lessons(episodes.batches, episodes.validation_accuracy),
     "habit": Lessons(habit.batches, habit.validation_accuracy),
     "long": Lessons(long_solutions.batches, long_solutions.validation_accuracy),
+    "pair": authoring.PAIR_LESSONS,
+    **{f"{domain}-author": lessons for domain, lessons in authoring.AUTHOR_LESSONS.items()},
 }
 HEAD_DIM = 32
 CONTEXT_TOKENS = 256

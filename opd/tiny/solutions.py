@@ -5,14 +5,15 @@ Shapes: B examples, P prompt tokens, R response tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerFast
 
-from opd.tiny.arithmetic import Problem, extract_answer, splits, supervised_problems
+from opd.tiny.arithmetic import extract_answer, splits, supervised_problems
 from opd.tiny.tokenizer import END, END_ID
 from opd.tiny.training import Batch
 
@@ -20,19 +21,34 @@ MAX_RESPONSE_TOKENS = 40
 """The longest worked solution with its end mark has 35."""
 
 
+class Solvable(Protocol):
+    """A problem with its answer and the worked solution that is taught."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def answer(self) -> str: ...
+    @property
+    def solution(self) -> str: ...
+
+
 def batches(tokenizer: PreTrainedTokenizerFast, size: int, seed: str) -> Iterator[Batch]:
     """Endless batches of `size` problems and their worked solutions, all of whose tokens are trained."""
     problems = supervised_problems(seed)
     while True:
-        batch = list(islice(problems, size))
-        solutions = [problem.solution + END for problem in batch]
-        responses = tokenizer(solutions, padding=True, padding_side="right", return_tensors="pt")
-        yield Batch(encode_prompts(tokenizer, batch), responses.input_ids, responses.input_ids)
+        yield worked(tokenizer, list(islice(problems, size)))
 
 
-def encode_prompts(tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> Tensor:
-    """Token ids [B, P] of the problems in the chat template."""
-    chats = [[{"role": "user", "content": problem.text}] for problem in problems]
+def worked(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Solvable]) -> Batch:
+    """The problems, whose texts have the same length, and their worked solutions."""
+    solutions = [problem.solution + END for problem in problems]
+    responses = tokenizer(solutions, padding=True, padding_side="right", return_tensors="pt").input_ids
+    return Batch(encode_prompts(tokenizer, problems), responses, responses)
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerFast, prompts: Sequence[Solvable | str]) -> Tensor:
+    """Token ids [B, P] of problems or other texts, all of the same length, in the chat template."""
+    chats = [[{"role": "user", "content": one if isinstance(one, str) else one.text}] for one in prompts]
     return tokenizer.apply_chat_template(chats, add_generation_prompt=True, return_tensors="pt").input_ids  # type: ignore
 
 
@@ -41,7 +57,7 @@ def validation_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFa
     return greedy_accuracy(model, tokenizer, splits()["validation"])
 
 
-def greedy_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> float:
+def greedy_accuracy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Solvable]) -> float:
     """Share of the problems, from 0 to 1, whose greedy response ends and gives the right answer."""
     responses = greedy_responses(model, encode_prompts(tokenizer, problems))
     num_right = 0

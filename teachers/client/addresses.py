@@ -7,6 +7,11 @@ from urllib.parse import urlsplit
 from opd.errors import UserError
 
 
+def is_address(name: str) -> bool:
+    """Whether it is meant for a server: one address, or several replicas' separated by commas."""
+    return name.startswith(("http://", "https://"))
+
+
 def check_addresses(urls: Sequence[str], field: str) -> None:
     """Refuses what is no `http://HOST:PORT` or `https://HOST:PORT`, maybe with a path, and an address given twice.
 
@@ -40,7 +45,7 @@ def _check_address(url: str, field: str) -> None:
     shown = repr(url[:100])
     if not url.isascii() or any(c.isspace() or not c.isprintable() for c in url):
         raise UserError(f"{field}: {shown} holds characters that no address has")
-    if not url.startswith(("http://", "https://")):
+    if not is_address(url):
         raise UserError(f"{field}: {shown} must begin with http:// or https://, as in http://127.0.0.1:8400")
     try:
         parts = urlsplit(url)

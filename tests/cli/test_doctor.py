@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from opd.config import build_config
+from opd.data_free.pool import Row, write_pool
 from opd.doctor import examine
 
 
@@ -172,3 +173,12 @@ def test_memory_counts_every_copy_of_the_student(recipe, model_folder):
     assert gib(compass={"alpha": 0.5}) - alone == pytest.approx(size, abs=0.11)
     assert gib(compass={"alpha": 0.0}, **negative) - alone == pytest.approx(size, abs=0.11)
     assert gib(compass={"alpha": 0.5}, **negative) - alone == pytest.approx(2 * size, abs=0.11)
+
+
+def test_prompts_are_looked_at_step_by_step(recipe, tmp_path):
+    """As a run asks for them, since a pool that is reshuffled fills a batch and not the whole sample at once."""
+    path = tmp_path / "pool.jsonl"
+    write_pool(path, [Row(f"default-{place}", letter) for place, letter in enumerate("abcdefgh")])
+    prompts = {"type": "authored", "path": str(path), "order": "reshuffle"}
+    found = by_subject(examine(recipe(prompts=prompts, batch={"prompts": 8}, steps=9)))
+    assert found["prompt lengths"].text.startswith("8 prompts:")

@@ -86,7 +86,7 @@ def test_the_prompts_are_never_overwritten(answer, tmp_path, ending, option):
     data.write_text(content)
     code, errors, _, _ = answer("--data", str(data), "--out", str(tmp_path / "mine.jsonl"), *([option] if option else []))
     assert code == 2
-    assert errors[0].startswith(f"error: --out: {data} holds the prompts of --data")
+    assert errors[0].startswith(f"error: --out: {data} is what is read and would be overwritten")
     assert data.read_text() == content
 
 

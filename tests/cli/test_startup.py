@@ -11,7 +11,7 @@ LIGHT = [["--help"], ["ls"], ["validate", "quickstart"], ["config", "quickstart"
 LIGHT += [["serve", "--help"], ["serve", "teacher", "--help"], ["sweep", "sweeps/divergences", "--dry-run"]]
 LIGHT += [["ls", what] for what in ("sweeps", "suites", "protocols", "sft")]
 LIGHT += [[command, "--help"] for command in ("align", "eval", "grade", "compare", "push", "replay", "sft")]
-LIGHT += [["prompts", "answer", "--help"]]
+LIGHT += [["prompts", command, "--help"] for command in ("answer", "author", "export", "import")]
 
 
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)

@@ -1,8 +1,6 @@
 """What of a teacher's completions becomes training data."""
 
-import pytest
-
-from opd.data_free.answer import _OPEN_THOUGHT, training_rows
+from opd.data_free.answer import training_rows
 from opd.eval.samples import Sampled
 from opd.records import Prompt
 
@@ -37,18 +35,3 @@ def test_rows_and_counts():
 def test_a_thought_that_the_template_opens_belongs_to_the_answer():
     rows, _ = training_rows(PROMPTS, {(0, 0): sampled(0, 0, "hm</think>\n7")}, {0: "<think>\n"})
     assert rows[0]["completion"][0]["content"] == "<think>\nhm</think>\n7"
-
-
-@pytest.mark.parametrize(
-    ("prompt", "opening"),
-    [
-        ("<|assistant|><think>\n", "<think>\n"),
-        ("x<seed:think>", "<seed:think>"),
-        ("x[THINK]", "[THINK]"),
-        ("<think>\n\n</think>\n\n", None),  # thinking switched off
-        ("<think> is a tag<|assistant|>", None),
-    ],
-)
-def test_openings(prompt, opening):
-    found = _OPEN_THOUGHT.search(prompt)
-    assert (found and found.group()) == opening

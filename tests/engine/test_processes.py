@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 @pytest.mark.parametrize(
     "sections",
     [
-        {},
+        {"terms": {"reverse_kl": {"form": "full"}, "overlap": {"k": 6, "num_rollouts": 3}}},
         {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}},
         {"terms": {"reverse_kl": {"form": "sampled"}}, "lookahead": 1},
         {
@@ -20,16 +20,16 @@ from omegaconf import OmegaConf
             "objective": {"updates_per_batch": 2},
         },
     ],
-    ids=["full", "sampled-two-updates", "sampled-lookahead", "compass"],
+    ids=["full-overlap", "sampled-two-updates", "sampled-lookahead", "compass"],
 )
 def test_two_processes_equal_one(raw_recipe, aligned_recipe, tmp_path, metrics_of, sections):
-    """The best checkpoint included: all processes must see the same accuracies and decide alike."""
+    """The best checkpoint included: all processes must see the same accuracies and decide alike. Diagnostics too."""
     base = aligned_recipe if "compass" in sections.get("terms", {}) else raw_recipe
     raw = base(steps=4, **{"eval": raw_recipe()["eval"], **sections})
     (tmp_path / "reward.py").write_text("def score(response, answer, row):\n    return len(response) % 2\n")
     sampled = {"samples": 4, "temperature": 1.0, "reward": f"{tmp_path}/reward.py:score", "kl_prompts": 0}
     chosen = {**raw["prompts"], "limit": 5}
-    raw["eval"] = {**raw["eval"], **sampled, "selection": chosen, "every": 1}
+    raw["eval"] = {**raw["eval"], **sampled, "selection": chosen, "every": 1, "collapse_tokens": 60}
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw)))
     for count in (1, 2):
@@ -39,11 +39,14 @@ def test_two_processes_equal_one(raw_recipe, aligned_recipe, tmp_path, metrics_o
     one, two = metrics_of(tmp_path / "1"), metrics_of(tmp_path / "2")
     assert len(one) == len(two) == 4
     for a, b in zip(one, two):
-        for name in ("loss", "grad_norm", "entropy"):
+        assert ("topk_overlap" in a) == ("overlap" in sections["terms"])
+        for name in ("loss", "grad_norm", "entropy", *({"student_topk_kl", "topk_overlap", "overlap_mass"} & set(a))):
             assert b[name] == pytest.approx(a[name], rel=1e-5, abs=1e-6)
         assert a["sampled_tokens"] == b["sampled_tokens"]
     summaries = [json.loads((tmp_path / count / "summary.json").read_text()) for count in ("1", "2")]
     assert summaries[0]["selected"] == summaries[1]["selected"]
+    starts = [json.loads((tmp_path / count / "eval" / "step-0.json").read_text()) for count in ("1", "2")]
+    assert starts[0]["distinct_4grams"] == starts[1]["distinct_4grams"] > 0
     kept = [sorted(path.name for path in (tmp_path / count / "checkpoints").iterdir()) for count in ("1", "2")]
     assert kept[0] == kept[1]
 

@@ -281,3 +281,26 @@ def test_the_tiny_family():
         assert ids.tolist()[: len(before)] == before
         assert tokenizer.decode(ids[len(before) :]) == f"<|tool|>{observed}<|end|><|assistant|>"
         np.testing.assert_array_equal(ids, dialogue.rerendered(prompt, exchanges))
+
+
+def test_a_task_cannot_forge_a_turn(talk):
+    """What it says stays text, in the opening and in the conversation rendered again."""
+    for template in (QWEN2_5, PLAIN):
+        episode = talk(template, Prompt("p", (user(FORGED),)))
+        opening = talk(template, Prompt("p", (user("ok"),)))
+        marks = episode.encode("".join(MARKS))
+        assert np.isin(episode.ids, marks).sum() == np.isin(opening.ids, marks).sum()
+        assert FORGED in episode.tokenizer.decode(episode.ids)
+        np.testing.assert_array_equal(episode.ids, episode.rerendered())
+        episode.turn("x", user(f"{FORGED} again"))
+        np.testing.assert_array_equal(episode.ids, episode.rerendered())
+
+
+def test_what_stands_in_for_a_mark_is_in_no_message(talk):
+    """Characters of private use that somebody uses stay themselves, beside marks that are hidden with such characters."""
+    private = "\ue0000\ue001"
+    episode = talk(QWEN2_5, Prompt("p", (user(f"{FORGED}{private}"),)))
+    episode.turn("x", user(f"{FORGED}{private} again"))
+    episode.turn(f"y{private}", user(FORGED))
+    assert episode.tokenizer.decode(episode.ids).count(f"{FORGED}{private}") == 2
+    np.testing.assert_array_equal(episode.ids, episode.rerendered())

@@ -69,3 +69,11 @@ def test_one_problem_and_one_outcome():
 def test_nothing_to_summarise(rows):
     with pytest.raises(ValueError, match="at least one problem"):
         summarise(rows)
+
+
+def test_accuracy_of_each_domain():
+    rows = [{**row([verdict]), "domain": domain} for verdict, domain in (("correct", "a"), ("wrong", "b"), ("wrong", "a"))]
+    summary = summarise(rows)
+    assert (summary["accuracy/a"], summary["accuracy/b"]) == (0.5, 0.0)
+    assert not [name for name in summarise(rows[::2]) if name.startswith("accuracy/")]  # one domain is the whole
+    assert "accuracy/default" in summarise([*rows, row(["correct"])])

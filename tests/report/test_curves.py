@@ -1,5 +1,6 @@
 """Curves: means and ranges over runs, against steps, tokens and time."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,19 @@ def test_groups_of_rollouts_have_panels_where_they_were_compared():
     names = ["training-live_groups", "training-phantom_groups", "training-response_tokens"]
     assert list(found) == ["loss", *names]
     assert [found[name].unit for name in names] == ["%", "%", "tokens"]
+
+
+def test_diagnostics_have_panels_where_they_were_measured(sweep):
+    values = np.array([0.5, 0.25])
+    more = dict.fromkeys(("overlap_mass", "topk_overlap", "student_topk_kl", "overlap_mass_teacher"), values)
+    found = panels([Group("a", [run([1.0, 1.0], **more)])], parse_metric("accuracy"), None)
+    names = ["loss", "training-student_topk_kl", "training-topk_overlap", "training-overlap_mass"]
+    assert [(panel.name, panel.unit) for panel in found] == list(zip(names, ["", "nats/token", "%", "%"], strict=True))
+    path = next(sweep.rglob("eval/step-0.json"))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "distinct_4grams": 0.75}))
+    found = {panel.name: panel for panel in panels(load_groups([path.parent.parent]), parse_metric("accuracy"), None)}
+    panel = found["heldout-distinct_4grams"]
+    assert (panel.percent, panel.marked, panel.lines[0].mean.tolist()) == (True, True, [0.75])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from opd.errors import UserError
 from opd.records import Prompt
 from opd.sft.config import AnswersConfig
 from opd.sft.examples import Example, drops_tool_calls, encode, read_examples, special_tokens, spells
+from opd.tokenization import render
 
 USER, ASSISTANT = {"role": "user", "content": "abc"}, {"role": "assistant", "content": "de"}
 EOS = (2,)
@@ -189,3 +190,12 @@ def test_a_model_without_a_template_is_advised_in_the_words_of_sft(student_token
     monkeypatch.setattr(student_tokenizer, "chat_template", None)
     with pytest.raises(UserError, match=r"^student\.model: .*dataset\.plain=true"):
         encode(student_tokenizer, EOS, Example(Prompt("1", (USER,)), ASSISTANT))
+
+
+def test_a_prompt_that_spells_marks_is_what_it_is_when_sampling(student_tokenizer):
+    prompt = Prompt("1", ({"role": "user", "content": "ab<eos>c"},))
+    encoded = encode(student_tokenizer, EOS, Example(prompt, ASSISTANT))
+    before = render(student_tokenizer, prompt)
+    assert encoded.ids[: encoded.num_prompt].tolist() == before.tolist()
+    assert 2 not in before
+    assert encoded.ids[encoded.num_prompt :].tolist() == [8, 9, 2]

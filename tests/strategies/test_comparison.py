@@ -74,6 +74,7 @@ def test_both_sides_of_a_unit_are_reduced_by_the_makers_rule(random_rollout, giv
         ({"form": "topk", "k": 5}, False, 5),
         ({"form": "topk", "k": 5, "source": "union"}, False, 5),
         ({"form": "topk", "k": 5, "source": "teacher"}, False, 0),
+        ({"form": "topk", "k": 0}, False, 0),
     ],
 )
 def test_what_each_form_needs(settings, hidden, num):

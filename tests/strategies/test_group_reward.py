@@ -46,7 +46,7 @@ def collected(group, **fields):
         return [await maker.collect(rollout, tally) for rollout in group]
 
     terms = [term for (term,) in asyncio.run(all_of_them())]
-    return terms, {name: float(np.mean(values)) for name, values in tally.noted.items()}
+    return terms, {name: float(np.mean([value for value, _ in pairs])) for name, pairs in tally.noted.items()}
 
 
 def advantages(group, **fields):

@@ -131,7 +131,7 @@ def test_where_the_answer_leaves_no_room_there_is_no_term(rollout):
     ("settings", "message"),
     [
         ({"form": "sampled"}, r"divergence: jsd needs form topk or full"),
-        ({"form": "topk", "k": 0}, r"k is 0: it must be at least 1"),
+        ({"form": "topk", "k": -1}, r"k is -1: it must be 0 "),
         ({"beta": 0.0}, r"beta is 0.0: it must lie between 0 and 1"),
         ({"importance": "truncated"}, r"importance: has no effect with form full"),
         ({"form": "sampled", "divergence": "reverse_kl", "coverage": "strict_1to1"}, r"coverage: has no effect"),

@@ -33,9 +33,23 @@ class Constant:
         self.closed = True
 
 
-def test_a_single_teacher_serves_every_domain():
+def test_a_single_teacher_called_default_serves_every_domain():
+    pool = TeacherPool({"default": Constant(1)})
+    assert {pool.teacher_for(Prompt(id="1", domain=domain)) for domain in ("default", "code")} == {"default"}
+
+
+def test_a_single_teacher_of_another_name_serves_its_own_domain_and_prompts_without_one():
     pool = TeacherPool({"maths": Constant(1)})
-    assert pool.teacher_for(Prompt(id="1", domain="code")) == "maths"
+    assert {pool.teacher_for(prompt) for prompt in (Prompt("1"), Prompt("2", domain="maths"))} == {"maths"}
+    with pytest.raises(UserError, match="prompt 3 is of domain 'code', but the teachers are maths"):
+        pool.teacher_for(Prompt("3", domain="code"))
+
+
+def test_among_several_teachers_default_is_one_like_the_others():
+    pool = TeacherPool({"default": Constant(1), "maths": Constant(2)})
+    assert [pool.teacher_for(prompt) for prompt in (Prompt("1"), Prompt("2", domain="maths"))] == ["default", "maths"]
+    with pytest.raises(UserError, match="'code'"):
+        pool.teacher_for(Prompt("3", domain="code"))
 
 
 def test_domains_choose_among_several():
@@ -173,4 +187,6 @@ def test_what_term_makers_note_becomes_a_mean_over_the_step():
     for value in (True, 1e16, -1.0, -1e16):
         tally.note("share", value)
     tally.note("score", -0.5)
-    assert asyncio.run(landed()).figures == {"score": -0.5, "share": 0.0}
+    tally.note("tokens", 1.0, 3)
+    tally.note("tokens", 5.0)
+    assert asyncio.run(landed()).figures == {"score": -0.5, "share": 0.0, "tokens": 2.0}

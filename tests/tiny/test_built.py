@@ -1,4 +1,7 @@
-"""What members are like once trained: across tokenizers, the calculator's, the hasty, the brief. Slow: from nothing."""
+"""What members are like once trained: across tokenizers, the calculator's, the hasty, the brief, those that write problems.
+
+Slow: from nothing.
+"""
 
 from typing import Any
 
@@ -7,12 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from opd.data_free.pool import read_pool
 from opd.envs.calculator import Calculator, CalculatorConfig
 from opd.envs.formats import read_reply, tool_format
 from opd.models import decoder
 from opd.teachers.experts import Experts
 from opd.tiny import resolve
 from opd.tiny.arithmetic import heldout_by_carry, splits
+from opd.tiny.authoring import DOMAINS, read, written
 from opd.tiny.brief import right_probabilities
 from opd.tiny.episodes import observed
 from opd.tiny.habit import plain_probabilities, solution_probabilities
@@ -139,3 +144,37 @@ def test_the_brief_student_is_right_where_it_works_the_sum_out(seed):
     answers = model.generate(prompts, do_sample=True, top_k=0, max_new_tokens=40)[:, prompts.shape[1] :]
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
     assert 0.25 <= sum(text.startswith("####") for text in texts) / len(texts) <= 0.5
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_an_author_solves_problems_and_writes_different_ones(domain, seed):
+    model, tokenizer = load(f"tiny:{domain}-author@{seed}")
+    heldout = DOMAINS[domain].splits()["heldout"]
+    assert greedy_accuracy(model, tokenizer, heldout) >= 0.95
+    torch.manual_seed(0)
+    problems = [problem for text in written(domain, model, tokenizer, 500) if (problem := read(domain, text))]
+    assert len(problems) >= 0.95 * 500
+    assert len(set(problems)) >= 0.95 * len(problems)
+    assert greedy_accuracy(model, tokenizer, problems) >= 0.95
+    digits = np.array([[int(digit) for digit in one.text if digit.isdigit()] for one in problems])
+    expected = np.array([[int(digit) for digit in one.text if digit.isdigit()] for one in heldout])
+    for place in range(6):  # every digit about as often as in problems drawn at random
+        shares, wanted = (np.bincount(some[:, place], minlength=10) / len(some) for some in (digits, expected))
+        assert np.abs(shares - wanted).max() <= 0.12
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_a_pool_holds_512_problems_of_its_task(domain):
+    rows = read_pool(resolve(f"tiny:{domain}-pool"), "pool")
+    assert [row.id for row in rows] == [f"{domain}-{i}" for i in range(512)]
+    assert {row.provenance["teacher"] for row in rows} == {f"tiny:{domain}-author@0"}
+    problems = [problem for row in rows if (problem := read(domain, row.text))]
+    assert len(set(problems)) >= 0.95 * 512
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_pair_student_knows_a_little_of_both_tasks(seed):
+    model, tokenizer = load(f"tiny:pair-student@{seed}")
+    for domain in DOMAINS.values():
+        assert 0.15 <= greedy_accuracy(model, tokenizer, domain.splits()["heldout"]) <= 0.5

@@ -33,6 +33,7 @@ def cache(tmp_path, monkeypatch):
     few = {"validation": splits()["validation"][:8]}
     monkeypatch.setattr("opd.tiny.solutions.splits", lambda: few)
     monkeypatch.setattr("opd.tiny.episodes.NUM_VALIDATION", 8)
+    monkeypatch.setattr("opd.tiny.authoring.NUM_VALIDATION", 8)
     for name, member in MEMBERS.items():
         if isinstance(member, Model):
             training = replace(member.training, max_steps=3, check_every_steps=2, batch_size=4, min_accuracy=0.0)
@@ -179,12 +180,27 @@ def test_the_digest_follows_the_settings(monkeypatch):
 
 def test_members_that_users_have_cached_keep_their_keys(real_members):
     """Raise `VERSION` instead where they are to be built anew."""
-    names = ("teacher", "student", "weak", "moe-teacher", "other-student", "prompts", "heldout")
-    assert [digest(name) for name in names] == [
-        *("1bba31354051512c", "c7c91db489cbf465", "eb9d2efcb2212483"),
-        *("cf2c1fada6160f70", "8719e0052bab8efe"),
-        *("8e9db82656860cb1", "9eda36abee1375d2"),
-    ]
+    keys = {
+        "teacher": "1bba31354051512c",
+        "student": "c7c91db489cbf465",
+        "weak": "eb9d2efcb2212483",
+        "moe-teacher": "cf2c1fada6160f70",
+        "other-student": "8719e0052bab8efe",
+        "hasty-student": "127e3207258c9891",
+        "calculator-teacher": "2766949aed0bbfff",
+        "calculator-student": "2add9380cd54be92",
+        "long-teacher": "b0906d17ac8c7810",
+        "long-student": "0e3299c3109fb5b5",
+        "brief-student": "bfe6d7f0e2a7307d",
+        "prompts": "8e9db82656860cb1",
+        "heldout": "9eda36abee1375d2",
+        "half-solvable-prompts": "10706884b9795fd3",
+        "heldout-carry": "0a73da11b86a8cf1",
+        "heldout-no-carry": "3689872207bf17d5",
+        "long-prompts": "b74a9d41e16e575c",
+        "long-heldout": "adfcb08c13af2f19",
+    }
+    assert {name: digest(name) for name in keys} == keys
 
 
 def test_a_cache_hit_imports_neither_torch_nor_the_training_code():
