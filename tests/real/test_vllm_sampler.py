@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 import torch
 
+from opd.data_free.author import Request, author_prompts, instruction_text
+from opd.data_free.pool import read_pool
 from opd.errors import UserError
+from opd.eval.options import EvalOptions
 from opd.models import load_causal_lm, output_head
 from opd.processes import die_with_parent
 from opd.records import Prompt, SampleRequest, Sampling, Turn
@@ -210,3 +213,14 @@ def test_refusals_of_the_server(url, tokenizer, eos, contexts):
         served(VLLMSampler(url, tokenizer, eos), [SampleRequest(np.array([10**6], np.int32), 0, 4, Sampling())])
     with pytest.raises(UserError, match="another tokenizer"):
         served(VLLMSampler(url, load_tokenizer(str(FOLDER / "qwen05"), "--model"), eos), [])
+
+
+def test_a_teacher_on_the_server_writes_prompts(model, url, tmp_path):
+    options = EvalOptions(temperature=1.0, max_new_tokens=192, url=url)
+    request = Request(model, 4, options, instruction_text(None, "arithmetic"), "arithmetic", max_attempts=32)
+    facts = author_prompts(request, tmp_path / "pool.jsonl")
+    rows = read_pool(tmp_path / "pool.jsonl", "pool")
+    assert [row.id for row in rows] == [f"arithmetic-{place}" for place in range(4)]
+    assert all(row.text and "<|" not in row.text for row in rows)
+    assert rows[0].provenance["weights"] is None  # the server names no digest
+    assert facts["num_tokens"] >= sum(row.num_tokens for row in rows)
