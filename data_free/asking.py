@@ -49,5 +49,7 @@ async def ask(
             what = str(error).removeprefix("prompts: ")
             raise UserError(f"{of_prompts}: {what}; change or leave out such rows, or name another {of_model}") from None
         with counting_bar() as bar:
-            found = await sample_to_file(opened, prompts, ids, samples, options, bar, **begin)
+            changed = f"other prompts: look at {of_prompts} and at the options that say which are asked, and in which words"
+            digests = {"model": f"another {of_model}", "prompts": changed}
+            found = await sample_to_file(opened, prompts, ids, samples, options, bar, **begin, digests=digests)
     return Asked(found, ids, opened.identity, tokenizer)

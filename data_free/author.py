@@ -31,10 +31,12 @@ from opd.records import DEFAULT_DOMAIN, Array, Prompt
 from opd.rollouts import InPlay, Player
 from opd.students.noise import slot_seed
 from opd.teachers.client.addresses import is_address
+from opd.templates import check_template
 from opd.tokenization import render_text
 
 INSTRUCTION = "Write one challenging {domain} problem. Output only the problem statement."
 DRAFTS = ".drafts.jsonl"
+DIGESTS = {"model": "another --teacher", "instruction": "another --instruction, --system or --thinking"}
 FIXES: dict[Kind, str] = {
     "empty": "change --instruction",
     "truncated": "raise --max-new-tokens",
@@ -66,13 +68,14 @@ class Request:
 
 
 def instruction_text(template: str | None, domain: str | None) -> str:
-    """The instruction with the domain filled in. Raises `UserError` for one that needs a domain where there is none."""
+    """The instruction with the domain filled in. Raises `UserError` for one that needs what there is none of."""
     if template is None:
         template = INSTRUCTION if domain else INSTRUCTION.replace("{domain} ", "")
     if "{domain}" in template and not domain:
         raise UserError("--instruction: its {domain} has nothing to stand for; name one with --domain, or take it out")
     if not template.strip():
         raise UserError("--instruction: the file is empty; write what the teacher is asked")
+    check_template("--instruction", template, ("domain",))
     return template.strip().replace("{domain}", domain or "")
 
 
@@ -108,14 +111,25 @@ def author_prompts(
 
 
 def _check_nothing_lost(old: Sequence[Row], new: Sequence[Row], out: Path, request: Request) -> None:
-    """Refuses to go on with a pool by taking rows out of it."""
-    ids = {row.id for row in new}
-    lost = [row.id for row in old if row.id not in ids]
+    """Refuses to go on with a pool by taking rows out of it, or by writing over what somebody changed in it."""
+    drafted = {row.id: _written(row) for row in new}
+    lost = [row.id for row in old if row.id not in drafted]
     if lost:
         raise UserError(
             f"--resume: {out} has {lost[0]}, which is not written with --n {request.num_prompts} and --max-attempts "
             f"{request.max_attempts}; raise them, name another --out, or use --overwrite"
         )
+    if changed := [row.id for row in old if _written(row) != drafted[row.id]]:
+        raise UserError(
+            f"--resume: {out} was changed since: {changed[0]} is not what the drafts have; name another --out, or use "
+            "--overwrite"
+        )
+
+
+def _written(row: Row) -> Row:
+    """The row without what differs after an upgrade, or when the teacher's folder was renamed."""
+    free = {"opd", "teacher"}
+    return replace(row, provenance={name: value for name, value in row.provenance.items() if name not in free})
 
 
 def drafts_of(out: Path) -> Path:
@@ -131,8 +145,8 @@ async def _author(
         header = {
             "model": opened.identity,
             **_fixing_numbers(request),
+            "domain": request.domain,  # before the instruction, which it changes: the first that differs is named
             "instruction": blake2b(ids.tobytes(), digest_size=16).hexdigest(),  # as the teacher sees it
-            "domain": request.domain,
             "max_prompt_tokens": request.max_prompt_tokens,
         }
         tokenizer, limit = opened.contexts.tokenizer, request.max_prompt_tokens
@@ -144,7 +158,7 @@ async def _author(
                 return "empty"
             return "too_long" if len(tokenizer(draft.response, add_special_tokens=False)["input_ids"]) > limit else ""  # type: ignore[arg-type]
 
-        drafts = Drafts(SampleFile(drafts_of(out), header, **begin), request.max_attempts, kind)
+        drafts = Drafts(SampleFile(drafts_of(out), header, digests=DIGESTS, **begin), request.max_attempts, kind)
         await _write(request, opened, drafts, opens_thought)
     rows = _rows(request, drafts, provenance(request, teacher, opened.identity))
     asked = range(request.num_prompts)

@@ -2,11 +2,13 @@
 
 The verifier is the answer in a row, a function of the user's own, or the teacher's agreement with itself: its most frequent
 answer, where enough of its samples give it. A prompt that the student always or never solves teaches a group reward nothing.
+A call of the function that does not end says nothing about the student, so its prompt is not judged.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,10 +21,12 @@ from opd.data_free.pool import Row, pool_digest, write_pool
 from opd.data_free.selection import selected
 from opd.errors import UserError
 from opd.eval.evaluate import matrix
-from opd.eval.grading import Grader
+from opd.eval.grading import SCORE_CORRECT, Grader, Item
 from opd.eval.options import EvalOptions
+from opd.eval.samples import Pair, Sampled
 from opd.evaluation import public_name
 from opd.records import Prompt
+from opd.reward.functions import Function
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Judge:
     """What decides whether the student solved a prompt: exactly one of `answers`, `reward` and `teacher`.
 
     `options`: how the teacher is sampled; of these samples at least the share `min_agreement` must give one answer.
+    `time_limit_s`: for one call of the function.
     """
 
     answers: str | None = None  # the column of the answer
@@ -37,6 +42,7 @@ class Judge:
     teacher: str | None = None
     options: EvalOptions | None = None
     min_agreement: float = 0.5
+    time_limit_s: float = 5.0
 
     def named(self) -> dict[str, Any]:
         """As a row's provenance holds it."""
@@ -62,7 +68,10 @@ def calibrate(
     The student's samples are kept beside it in `.samples.jsonl`, the teacher's in `.teacher.samples.jsonl`, from which a
     killed command goes on, or one with another band. Raises `UserError`, also when no row is left: `out` is then as it was.
     """
-    with Grader(verifier=judge.reward) as grader:
+    with ExitStack() as stack:
+        grader, function = stack.enter_context(Grader()), None
+        if judge.reward is not None:  # its mistakes show before anything is sampled
+            function = stack.enter_context(closing(Function(judge.reward, "--reward", judge.time_limit_s)))
         prompts = _answered(rows, out, judge, style, begin, grader)
         judged = [place for place, prompt in enumerate(prompts) if judge.reward or prompt.answer]
         if not judged:
@@ -70,12 +79,18 @@ def calibrate(
         mine = [prompts[place] for place in judged]
         samples = out.with_suffix(".samples.jsonl")
         asked = asyncio.run(ask(student, mine, samples, options, begin, ("--student", "POOL")))
-        found = matrix(mine, asked.samples, grader)
-    rates = {judged[row["index"]]: Fraction(row["verdicts"].count("correct"), len(row["verdicts"])) for row in found}
+        if function is None:
+            compared = matrix(mine, asked.samples, grader)
+            lost, found = 0, {row["index"]: [one == "correct" for one in row["verdicts"]] for row in compared}
+        else:
+            lost, found = _passed(mine, asked.samples, function)
+    rates = {judged[place]: Fraction(sum(passed), len(passed)) for place, passed in found.items()}
     low, high = band
     kinds = Counter("too_hard" if rate < low else "too_easy" if rate > high else "kept" for rate in rates.values())
     counts = {f"num_{kind}": kinds[kind] for kind in ("kept", "too_easy", "too_hard")}
-    counts |= {"num_unjudged": len(rows) - len(judged), "num_too_long": len(judged) - len(rates)}
+    too_long = len(judged) - len(asked.ids)
+    counts |= {"num_unjudged": len(rows) - too_long - len(rates), "num_too_long": too_long}
+    counts |= {"num_lost_calls": lost} if function else {}
     if not kinds["kept"]:
         told = ", ".join(f"{number} {name.removeprefix('num_').replace('_', ' ')}" for name, number in counts.items())
         raise UserError(f"--low {low:g} --high {high:g}: no prompt is left ({told}); widen the band, and add --resume")
@@ -97,8 +112,34 @@ def _answered(
     samples = out.with_suffix(".teacher.samples.jsonl")
     asked = asyncio.run(ask(judge.teacher, prompts, samples, judge.options, begin, ("--teacher", "POOL")))
     found = agreements(asked.samples, grader)
+    if all(one.answer is None for one in found.values()):
+        raise UserError("--teacher: no final answer in any sample; see --template and --max-new-tokens, and add --overwrite")
     sure = {place: one.answer for place, one in found.items() if one.share >= judge.min_agreement}
     return [replace(prompt, answer=sure.get(place)) for place, prompt in enumerate(prompts)]
+
+
+def _passed(
+    prompts: Sequence[Prompt], samples: Mapping[Pair, Sampled], function: Function
+) -> tuple[int, dict[int, list[bool]]]:
+    """(calls that did not end, whether each sample passed by the prompt's place). Prompts with such calls are left out."""
+    ordered = [(prompts[place], place, sampled) for (place, _), sampled in sorted(samples.items())]
+    values = function([Item.of(prompt, one.response, one.finish == "length") for prompt, _, one in ordered])
+    lost = values.count(None)
+    if lost == len(values):
+        raise UserError(
+            f"--reward: {function.spec} took longer than --time-limit-s {function.limit_s:g} or ended its process in every "
+            "call; mend it, or raise --time-limit-s, and add --resume"
+        )
+    found: dict[int, list[float | None]] = {}
+    for (prompt, place, _), value in zip(ordered, values):
+        if value is not None and not 0 <= value <= 1:
+            raise UserError(
+                f"--reward: {function.spec} returned {value:g} for prompt {prompt.id}; return a bool, or a number from 0 to "
+                "1, and add --resume"
+            )
+        found.setdefault(place, []).append(value)
+    whole = {place: [value for value in row if value is not None] for place, row in found.items() if None not in row}
+    return lost, {place: [value >= SCORE_CORRECT for value in row] for place, row in whole.items()}
 
 
 def _unjudged(judge: Judge) -> str:

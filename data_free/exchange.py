@@ -98,8 +98,10 @@ def imported(
         check_domain(domain, f"{where}: 'domain'")
     domain = domain or DEFAULT_DOMAIN
     name = content["id"] if content.get("id") is not None else f"{domain}-{index}"
+    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+        raise UserError(f"{where}: 'id' is {name!r}; write text, or leave the column out")
     mine = {"id": str(name), "prompt": prompt, "domain": domain}
-    if isinstance(content.get("provenance"), dict):
+    if content.get("provenance") is not None:
         rest = {name: value for name, value in content.items() if name != found}
         return row_of({**rest, **mine}, where, "leave the column 'provenance' out")
     further = {name: content[name] for name in FURTHER if content.get(name) is not None}

@@ -34,7 +34,8 @@ def _pools(facts: Facts) -> Table:
         for name, pool in facts.items()
     ]
     note = "Duplicates: prompts beyond the first of a group, within a domain; near ones share four fifths of their 5-grams "
-    note += "and include exact ones. With a solution: the prompt seems to state its answer. opd prompts filter leaves out."
+    note += "and include exact ones. With a solution: the prompt seems to state its answer. opd prompts filter leaves "
+    note += "duplicates out."
     return Table("pools", "Pools", columns, rows, note)
 
 
@@ -151,7 +152,8 @@ def findings(facts: Facts) -> Sequence[str]:
         if pool["u4"]["at"] and (value := pool["u4"]["at"].get(str(pool["u4"]["common"]))) is not None:
             said.append(f"u4 {value:.3f} at {pool['u4']['common']} {pool['u4']['unit']}")
         if solved := pool.get("solvability"):
-            share = f"{100 * solved['agreement']:.0f} %"
-            said.append(f"{one_line(solved['teacher'], 60)} agrees with itself in {share} of its answers")
+            share, teacher = f"{100 * solved['agreement']:.0f} %", one_line(solved["teacher"], 60)
+            none = f"no final answer in any sample of {teacher}, see --template and --max-new-tokens"
+            said.append(f"{teacher} agrees with itself in {share} of its answers" if solved["answered"] else none)
         lines.append(f"{one_line(name, 60)}: {'; '.join(said)}.")
     return lines

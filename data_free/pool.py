@@ -84,7 +84,7 @@ def check_out(
     `UserError`.
     """
     if out.suffix != ".jsonl" or out.is_dir():
-        raise UserError(f"--out: {out}: name a file that ends in .jsonl")
+        raise UserError(f"--out: {out}{' is a folder' if out.is_dir() else ''}: name a file that ends in .jsonl")
     there = [file for file in (out, *map(out.with_suffix, beside)) if file.exists()]
     for file in there:
         if source is not None and source.exists() and file.samefile(source):

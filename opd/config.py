@@ -215,10 +215,12 @@ def _plugins(registry: Any, sections: Mapping[str, Any], key: str) -> dict[str, 
 
 
 def parse_section(kind: type, raw: Any, key: str) -> Any:
-    """`raw` as a `kind`; a section that is null is as if it were not there. Every error names the dotted key below `key`."""
+    """`raw` as a `kind`; a section that is null, or an entry of a mapping by names such as `teachers`, is as if it were not
+    there. Every error names the dotted key below `key`."""
     if isinstance(raw, Mapping):
         sections = {one.name for one in dataclasses.fields(kind) if one.default_factory is not dataclasses.MISSING}
         raw = {name: value for name, value in raw.items() if value is not None or name not in sections}
+        raw |= {name: _without_nulls(raw[name]) for name in _named_entries(kind) if isinstance(raw.get(name), Mapping)}
     _refuse_unknown(kind, raw, key)
     dot = f"{key}." if key else ""
     try:
@@ -232,6 +234,16 @@ def parse_section(kind: type, raw: Any, key: str) -> Any:
         for pattern, plain in PLAIN.items():
             reason = re.sub(pattern, plain, reason)
         raise UserError(f"{dot}{error.full_key or _guilty(kind, raw)}: {reason}") from None
+
+
+def _named_entries(kind: type) -> list[str]:
+    """The fields of `kind` that map names to values of one type; what takes anything takes null, too."""
+    hints = get_type_hints(kind)
+    return [name for name, hint in hints.items() if get_origin(hint) is dict and get_args(hint)[1] is not Any]
+
+
+def _without_nulls(entries: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def _guilty(kind: type, raw: Mapping[str, Any]) -> str:

@@ -204,6 +204,8 @@ def json_lines(path: Path, field: str) -> Iterator[tuple[str, Mapping[str, Any]]
             try:
                 row = json.loads(line)
                 json.dumps(row, ensure_ascii=False).encode() if b"\\u" in line else None
+            except UnicodeDecodeError:
+                raise UserError(f"{field}: line {number} of {path} is not UTF-8 text") from None
             except (ValueError, RecursionError) as error:  # a lone surrogate is JSON, but no text
                 raise UserError(f"{field}: line {number} of {path} is not valid JSON: {error}") from None
             if not isinstance(row, dict):

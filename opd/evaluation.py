@@ -125,7 +125,9 @@ async def _evaluate_one(
     problems, contexts = suite.problems, opened.contexts
     ids = fitting(problems, contexts)
     with Grader(options.time_limit_s, verifier=options.reward or suite.reward) as grader:
-        samples = await sample_to_file(opened, problems, ids, out / f"{suite.name}.samples.jsonl", options, bar, **begin)
+        path = out / f"{suite.name}.samples.jsonl"
+        again, anew = begin["resume"], begin["overwrite"]
+        samples = await sample_to_file(opened, problems, ids, path, options, bar, resume=again, overwrite=anew)
         rows = matrix(problems, samples, grader)
     summary = summarise(rows)
     skipped = len(problems) - len(ids)

@@ -67,10 +67,11 @@ class PromptSource:
 
     def __init__(self, config: Any, seed: int) -> None: ...
 
-    @staticmethod
-    def at_hand(config: Any) -> bool:
-        """Whether its prompts are files that are there already, which are then looked at before a run."""
-        return False
+    @classmethod
+    def preview(cls, config: Any, seed: int) -> "PromptSource | None":
+        """What stands for the source while a recipe is checked, where that costs nothing; prompts that are still to be made
+        have other texts there. None: it is not looked at before a run."""
+        return None
 
     def known(self) -> Sequence[Prompt]:
         """Every prompt it can yield, as far as they are known beforehand: compared with the evaluation's problems."""

@@ -121,6 +121,7 @@ class Recorder:
             "accuracy": figures["accuracy"],
             "reverse_kl": figures.get("reverse_kl"),
             **({"reverse_kl_sampled": figures["reverse_kl_sampled"]} if "reverse_kl_sampled" in figures else {}),
+            **({"distinct_4grams": result["distinct_4grams"]} if "distinct_4grams" in result else {}),
             **(domains := {name: value for name, value in figures.items() if name.startswith("accuracy/")}),
         }
         self.directory.write_json(f"eval/step-{step}.json", {"step": step, **result, **timings})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from opd.data import DatasetConfig, check_options, check_path
 from opd.envs.config import EnvironmentConfig, check_environment
 from opd.errors import UserError, refuse_unused
+from opd.eval.config import MAX_ROUNDS
 from opd.locate import check_location
 from opd.objective.config import OptimizerConfig
 from opd.plugins import PromptSource
@@ -41,12 +42,7 @@ def check(config: "RunConfig") -> None:
         raise UserError("eval.selection needs eval.every above 0: only evaluated steps can be chosen")
     if config.eval.samples > 1 and config.eval.temperature == 0.0:
         raise UserError("eval.samples above 1 repeats the same greedy completion: set eval.temperature")
-    if config.eval.collapse_tokens and config.eval.prompts is None and config.eval.environment is None:
-        raise UserError("eval.collapse_tokens needs eval.prompts: the student answers held-out problems")
-    if config.eval.collapse_tokens and config.sampling.temperature == 0.0:
-        raise UserError("eval.collapse_tokens repeats the same greedy answers: set sampling.temperature, or leave it out")
-    if 0 < config.eval.collapse_tokens < 4:
-        raise UserError(f"eval.collapse_tokens is {config.eval.collapse_tokens}: 4-grams need at least 4 tokens; 0 is off")
+    _check_collapse(config)
     if not config.terms:
         raise UserError(f"terms: name at least one of {', '.join(TERM_MAKERS.names())}")
     if config.lookahead not in (0, 1):
@@ -61,6 +57,25 @@ def check(config: "RunConfig") -> None:
         MASKS.load(name, "masks").check(mask, config)
     if not config.teachers:
         _check_without_teachers(config)
+
+
+def _check_collapse(config: "RunConfig") -> None:
+    options, longest = config.eval, config.sampling.max_new_tokens
+    if not (wanted := options.collapse_tokens):
+        refuse_unused(options, ["collapse_prompts"], "eval", "without eval.collapse_tokens")
+        return
+    if options.prompts is None and options.environment is None:
+        raise UserError("eval.collapse_tokens needs eval.prompts: the student answers held-out problems")
+    if config.sampling.temperature == 0.0:
+        raise UserError("eval.collapse_tokens repeats the same greedy answers: set sampling.temperature, or leave it out")
+    if wanted < 4:
+        raise UserError(f"eval.collapse_tokens is {wanted}: 4-grams need at least 4 tokens; 0 is off")
+    most = options.collapse_prompts * MAX_ROUNDS * longest
+    if options.environment is None and wanted > most:  # episodes may have any number of turns
+        raise UserError(
+            f"eval.collapse_tokens is {wanted}, but eval.collapse_prompts={options.collapse_prompts} problems answered "
+            f"{MAX_ROUNDS} times with sampling.max_new_tokens={longest} give at most {most}; lower it, or raise one of these"
+        )
 
 
 def _check_without_teachers(config: "RunConfig") -> None:
@@ -104,15 +119,19 @@ def check_files(config: "RunConfig") -> None:
 
 
 def _check_prompts(config: "RunConfig") -> None:
-    """Reads them where that costs nothing."""
+    """Looks at them where that costs nothing."""
     kind = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")
-    if kind.at_hand(config.prompts["config"]):
-        open_prompts(config).at(0, 0, config.batch.prompts)
+    if (source := kind.preview(config.prompts["config"], config.seed)) is not None:
+        _check_known(config, source).at(0, 0, config.batch.prompts)
 
 
 def open_prompts(config: "RunConfig") -> PromptSource:
     """The recipe's prompts, of which all that are known fit its teachers and rewards. Raises `UserError`."""
-    source = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")(config.prompts["config"], config.seed)
+    kind = PROMPT_SOURCES.load(config.prompts["type"], "prompts.type")
+    return _check_known(config, kind(config.prompts["config"], config.seed))
+
+
+def _check_known(config: "RunConfig", source: PromptSource) -> PromptSource:
     check_answers(config, source.known())
     check_domains(config, source.known(), "prompts")
     return source

@@ -288,6 +288,21 @@ def test_a_section_set_to_null_is_removed(recipe):
         load_config(recipe(text), ["rolout=null"])
 
 
+def test_an_entry_set_to_null_is_removed(recipe):
+    """Of mappings from names to values of one kind, in a recipe above another and on the command line."""
+    pools = "prompts: {type: authored, pools: {a: a.jsonl, b: b.jsonl}, proportions: {a: 1, b: 2}}\n"
+    base = recipe(f"defaults: recipe\n{pools}", "pools")
+    recipe()
+    above = "teachers: {default: null, b: {model: some/other}}\nprompts: {pools: {a: null}, proportions: {a: null}}\n"
+    words = ["teachers.default=null", "teachers.b.model=some/other", "prompts.pools.a=null", "prompts.proportions.a=null"]
+    for config in (load_config(recipe(f"defaults: pools\n{above}", "child")), load_config(base, words)):
+        assert {name: teacher.model for name, teacher in config.teachers.items()} == {"b": "some/other"}
+        source = config.prompts["config"]
+        assert (source.pools, source.proportions) == ({"b": "b.jsonl"}, {"b": 2.0})
+    anything = load_config(base, ["prompts.chat_template_kwargs.thinking=null"]).prompts["config"]
+    assert anything.chat_template_kwargs == {"thinking": None}
+
+
 def test_a_section_set_to_null_is_cleared_for_what_follows(recipe):
     base = recipe("rollout: {stride: {}}\n")
     assert list(load_config(base, ["rollout=null", "rollout.early_stop.stop_below=-1"]).rollout) == ["early_stop"]

@@ -1,5 +1,6 @@
 """Options of the commands that put pools of prompts to models or hold them against suites, and what these options mean."""
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ Longest = Annotated[int, option("Longest answer in tokens.", min=1)]
 Boxed = Annotated[Text, option("Text around a prompt; {prompt} stands for it. Default: asks for a boxed answer.")]
 System = Annotated[Text, option("A system message.")]
 Dtype = Annotated[Literal["auto", "float32", "bfloat16"], option("Type of the weights.")]
-MaxRows = Annotated[int, option("Answers decoded at once; --resume samples so many anew.", min=1)]
+MaxRows = Annotated[int, option("Answers decoded at once; --resume samples so many anew.", min=1, max=4096)]
 Url = Annotated[Text, option("A vLLM server that runs and serves the model.")]
 ServedAs = Annotated[Text, option("With --url: the model's name there.")]
 TokenFile = Annotated[Text, option("With --url: file with the server's bearer token.")]
@@ -60,6 +61,16 @@ def check_begin(given: Mapping[str, Any]) -> None:
         raise UserError("--resume and --overwrite exclude each other")
 
 
+def check_model(name: str, field: str, url_flag: str) -> None:
+    """Refuses what names no model, among it the address of a server. Raises `UserError` naming `field`."""
+    from opd.locate import check_location
+    from opd.teachers.client.addresses import is_address
+
+    if is_address(name):
+        raise UserError(f"{field}: {name} is an address; name a model folder, and a vLLM server of it with {url_flag}")
+    check_location(name, field)
+
+
 def eval_options(given: Mapping[str, Any]) -> "EvalOptions":
     """How the model is sampled."""
     from opd.eval.options import EvalOptions
@@ -69,14 +80,16 @@ def eval_options(given: Mapping[str, Any]) -> "EvalOptions":
 
 
 def wording(given: Mapping[str, Any]) -> "DatasetConfig":
-    """How a prompt is put to the model. Raises `UserError` for a template without the prompt."""
+    """How a prompt is put to the model. Raises `UserError` for a template without the prompt, or with another name."""
     from opd.data import DatasetConfig
     from opd.eval.suites import BOXED
+    from opd.templates import check_template
 
     template = given["template"] or BOXED
     if "{prompt}" not in template:
         raise UserError("--template: it must contain {prompt}, where the problem goes")
     thinking = {} if given["thinking"] is None else {"enable_thinking": given["thinking"]}
+    check_template("--template", template, ("prompt",))
     return DatasetConfig("", template=template, system=given["system"], chat_template_kwargs=thinking)
 
 
@@ -94,7 +107,8 @@ def suite_problems(names: Sequence[str], folder: Path | None, field: str = "--su
         try:
             suite = load_suite(name, DatasetConfig(""), folder)
         except UserError as error:
-            what = str(error).removeprefix("--suite").replace("name it with --data FILE --prompt NAME", "a suite needs one")
+            what = re.sub(r"^--suite(\.\w+)*", "", str(error))
+            what = what.replace("name it with --data FILE --prompt NAME", "a suite needs one")
             raise UserError(f"{field}{what}") from None
         if suite.name in found:
             raise UserError(f"{field}: two suites are called {suite.name}; leave one out, or rename its file")

@@ -40,7 +40,7 @@ def author(
     allow_short: Annotated[bool, option("Leave out prompts without a usable draft.", "--allow-short")] = False,
     seed: Annotated[int, option("Fixes the sampling noise.", min=0, max=2**63 - 1)] = 0,
     dtype: Annotated[Literal["auto", "float32", "bfloat16"] | None, option("Type of the weights. Default: auto.")] = None,
-    max_rows: Annotated[int | None, option("Drafts decoded at once, always. Default: 16.", min=1)] = None,
+    max_rows: Annotated[int | None, option("Drafts decoded at once, always. Default: 16.", min=1, max=4096)] = None,
     url: Annotated[Text, option("A vLLM server that runs and serves the teacher.")] = None,
     served_as: Annotated[Text, option("With --url: the model's name there.")] = None,
     token_file: Annotated[Text, option("With a server: file with its bearer token.")] = None,
@@ -135,5 +135,5 @@ def _text(instruction: Path) -> str:
     try:
         return instruction.expanduser().read_text("utf-8")
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"--instruction: {instruction} cannot be read: {why}") from None

@@ -26,6 +26,7 @@ from opd.cli.asking import (
     TopP,
     Url,
     check_begin,
+    check_model,
     eval_options,
     interruptible,
     pool_file,
@@ -102,12 +103,10 @@ def inspect(
 
 def _check(given: Mapping[str, Any]) -> None:
     """Looks at the teacher, at --out and at what lies beside it before anything is loaded."""
-    from opd.locate import check_location
-
     check_begin(given)
     out, teacher = given["out"], given["teacher"]
     if teacher is not None:
-        check_location(teacher, "--teacher")
+        check_model(teacher, "--teacher", "--url")
         eval_options(given)
         wording(given)
     if out is None:
@@ -117,7 +116,7 @@ def _check(given: Mapping[str, Any]) -> None:
             raise UserError("--overwrite has no effect without --out; leave it out")
         return
     if out.suffix != ".html" or out.is_dir():
-        raise UserError(f"--out: {out}: name a file that ends in .html")
+        raise UserError(f"--out: {out}{' is a folder' if out.is_dir() else ''}: name a file that ends in .html")
     for file in (out, *(_samples(out, number) for number in range(len(given["pools"])))):
         if file.exists() and any(pool.exists() and pool.samefile(file) for pool in given["pools"]):
             raise UserError(f"--out: {file} is a pool that is read and would be overwritten; name another file")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from opd.cli import authoring, inspecting, selecting
-from opd.cli.asking import check_begin, interruptible
+from opd.cli.asking import check_begin, check_model, interruptible
 from opd.cli.evaluate import Template, Text, Thinking, option
 from opd.errors import UserError
 
@@ -44,7 +44,7 @@ def answer(
     max_new_tokens: Annotated[int, option("Longest answer in tokens; longer ones are left out.", min=1)] = 1024,
     seed: Annotated[int, option("Fixes the sampling noise.", min=0, max=2**63 - 1)] = 0,
     dtype: Annotated[Literal["auto", "float32", "bfloat16"], option("Type of the weights.")] = "auto",
-    max_rows: Annotated[int, option("Answers decoded at once; --resume samples so many anew.", min=1)] = 64,
+    max_rows: Annotated[int, option("Answers decoded at once; --resume samples so many anew.", min=1, max=4096)] = 64,
     url: Annotated[Text, option("A vLLM server that runs and serves the teacher.")] = None,
     served_as: Annotated[Text, option("With --url: the model's name there.")] = None,
     token_file: Annotated[Text, option("With --url: file with the server's bearer token.")] = None,
@@ -60,10 +60,9 @@ def answer(
     given = dict(locals())
     from opd.data_free.answer import answer_prompts
     from opd.eval.options import EvalOptions
-    from opd.locate import check_location
 
     check_begin(given)
-    check_location(teacher, "--teacher")
+    check_model(teacher, "--teacher", "--url")
     numbers = ("samples", "top_p", "top_k", "presence_penalty", "max_new_tokens", "seed", "dtype", "max_rows")
     server = ("url", "served_as", "token_file", "max_in_flight", "deadline_s")
     warmth = temperature if temperature is not None else 0.0 if samples == 1 else 0.7

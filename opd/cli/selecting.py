@@ -28,6 +28,7 @@ from opd.cli.asking import (
     TopP,
     Url,
     check_begin,
+    check_model,
     eval_options,
     interruptible,
     pool_file,
@@ -67,7 +68,7 @@ def filter_(
     rows = read_pool(pool_file(pool), "POOL")
     kept, dropped = select(rows, dedup, suite_problems(decontaminate or (), suite_dir, "--decontaminate"))
     if not kept:
-        raise UserError(f"--out: of {len(rows)} prompts none is left; leave --decontaminate out")
+        raise UserError(f"--decontaminate: of {len(rows)} prompts none is left (--dedup keeps one); leave it out")
     write_pool(out, kept)
     for one in dropped:
         print(json.dumps({"id": one.id, "because": one.because, "of": one.of}, ensure_ascii=False))
@@ -86,6 +87,7 @@ def calibrate(
     samples: Annotated[int, option("The student's answers a prompt.", min=1)] = 8,
     answers: Annotated[Text, option("Judge by the answers in this column.")] = None,
     reward: Annotated[Text, option("Judge by FILE.py:FUNCTION, a verifier of your own.")] = None,
+    time_limit_s: Annotated[float, option("With --reward: seconds for one call.", min=0.1)] = 5.0,
     teacher: Annotated[Text, option("Judge by the most frequent answer of this model.")] = None,
     teacher_samples: Annotated[int, option("With --teacher: its answers a prompt.", min=1)] = 4,
     min_agreement: Annotated[float, option("With --teacher: least share of them that agree.", min=0.0, max=1.0)] = 0.5,
@@ -112,6 +114,8 @@ def calibrate(
     given = dict(locals())
     if teacher is None:
         refuse_without(ctx, ("teacher_samples", "min_agreement", "teacher_url", "teacher_served_as"), "--teacher")
+    if reward is None:
+        refuse_without(ctx, ("time_limit_s",), "--reward")
     if teacher_url is None:
         refuse_without(ctx, ("teacher_served_as",), "--teacher-url")
     if url is None and teacher_url is None:
@@ -128,24 +132,21 @@ def _calibrate(given: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"--low: {given['low']:g} is above --high {given['high']:g}; give a lower one")
     check_begin(given)
     from opd.data_free.pool import check_out, read_pool
-    from opd.eval.verifier import locate_verifier
-    from opd.locate import check_location
 
     samples = (".samples.jsonl", ".teacher.samples.jsonl")
     check_out(given["out"], given["pool"], overwrite=given["overwrite"], resume=given["resume"], beside=samples)
-    check_location(given["student"], "--student")
-    if given["reward"] is not None:
-        locate_verifier(given["reward"], "--reward")
+    check_model(given["student"], "--student", "--url")
     of_teacher = None
     if given["teacher"] is not None:
-        check_location(given["teacher"], "--teacher")
+        check_model(given["teacher"], "--teacher", "--teacher-url")
         served = {"url": given["teacher_url"], "served_as": given["teacher_served_as"]}
         of_teacher = eval_options(_with_token({**given, **served, "samples": given["teacher_samples"]}))
     rows = read_pool(pool_file(given["pool"]), "POOL")
     options = eval_options(_with_token(given))
     from opd.data_free.calibrate import Judge, calibrate
 
-    judge = Judge(given["answers"], given["reward"], given["teacher"], of_teacher, given["min_agreement"])
+    ways_and_limits = ("answers", "reward", "teacher", "min_agreement", "time_limit_s")
+    judge = Judge(options=of_teacher, **{name: given[name] for name in ways_and_limits})
     begin = {"resume": given["resume"], "overwrite": given["overwrite"]}
     with interruptible():
         band = (given["low"], given["high"])

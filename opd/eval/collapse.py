@@ -10,12 +10,12 @@ import math
 from accelerate.utils import gather_object
 
 from opd.assembly import Parts
+from opd.eval.config import MAX_ROUNDS
 from opd.eval.ngrams import distinct_ngrams
 from opd.records import Prompt
 from opd.students.noise import slot_seed
 
 NGRAM = 4
-MAX_ROUNDS = 8
 
 
 async def distinct_4grams(parts: Parts, prompts: list[Prompt], num_tokens: int, seed: int) -> float | None:

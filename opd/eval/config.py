@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from opd.data import DatasetConfig
 from opd.envs.config import EnvironmentConfig
 
+MAX_ROUNDS = 8  # answers to each problem, at most, for `collapse_tokens`
+
 
 @dataclass(frozen=True)
 class EvalConfig:

@@ -10,8 +10,8 @@ from accelerate.utils import gather_object
 from opd.alignment.coverage import Coverage
 from opd.assembly import Parts
 from opd.config import RunConfig
-from opd.eval.collapse import MAX_ROUNDS, distinct_4grams
-from opd.eval.config import EvalConfig
+from opd.eval.collapse import distinct_4grams
+from opd.eval.config import MAX_ROUNDS, EvalConfig
 from opd.eval.evaluate import accuracy
 from opd.judging import judge, read_hidden
 from opd.objective.batching import Taught

@@ -30,10 +30,21 @@ class Sampled:
 
 
 class SampleFile:
-    """Raises `UserError` for samples of other settings, and for any at all unless `resume` or `overwrite` is given."""
+    """Raises `UserError` for samples of other settings, and for any at all unless `resume` or `overwrite` is given.
 
-    def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool = False, overwrite: bool = False) -> None:
-        self.path, self.header = path, json.loads(json.dumps(header))
+    `digests`: in words what differs where one of the header's values does that tells a reader nothing.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        header: Mapping[str, Any],
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        digests: Mapping[str, str] | None = None,
+    ) -> None:
+        self.path, self.header, self.digests = path, json.loads(json.dumps(header)), digests or {}
         self.done: dict[Pair, Sampled] = {}
         if path.exists() and not overwrite:
             if not resume:
@@ -79,10 +90,10 @@ class SampleFile:
             raise UserError(f"--out: {self.path} is no file of samples; name another folder, or use --overwrite")
         for key, value in self.header.items():
             if before.get(key) != value:
-                raise UserError(
-                    f"--resume: {self.path} has {key} {before.get(key)!r}, not {value!r}; "
-                    "give the same options, another --out, or --overwrite"
-                )
+                differs = f"has {key} {before.get(key)!r}, not {value!r}"
+                if key in self.digests:
+                    differs = f"was begun with {self.digests[key]}"
+                raise UserError(f"--resume: {self.path} {differs}; give the same options, another --out, or --overwrite")
         for line in lines:
             try:
                 sampled = Sampled(**json.loads(line))

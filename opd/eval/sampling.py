@@ -23,13 +23,14 @@ async def sample_to_file(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    digests: Mapping[str, str] | None = None,
 ) -> dict[Pair, Sampled]:
     """Every completion of these problems, by (problem, sample); `ids` are the prompts by the problem's place.
 
     Only what `path` does not hold yet is sampled. Raises `UserError` as `SampleFile` does.
     """
     header = {"model": opened.identity, **options.fixing_numbers(), "prompts": _digest(ids.values())}
-    file = SampleFile(path, header, resume=resume, overwrite=overwrite)
+    file = SampleFile(path, header, resume=resume, overwrite=overwrite, digests=digests)
     pairs = [(place, sample) for place in ids for sample in range(options.samples)]
     blocks = file.blocks(pairs, opened.block)
     task = bar.add_task(path.name.removesuffix(".samples.jsonl"), total=len(pairs), completed=len(file.done))

@@ -6,7 +6,7 @@ files is read.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,11 @@ from opd.data_free.sampler import Order, PoolSampler
 from opd.errors import UserError
 from opd.plugins import PromptSource
 from opd.records import DEFAULT_DOMAIN, Prompt
-from opd.tiny import check_name, is_tiny, resolve
+from opd.spelling import nearest
+from opd.tiny import is_tiny, member_of, resolve
+from opd.tiny.members import MEMBERS, Pool
+
+Reader = Callable[[str, str], list[Row]]  # of a pool's path and the field that names it
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class AuthoredPrompts(PromptSource):
 
     Config = AuthoredConfig
 
-    def __init__(self, config: AuthoredConfig, seed: int) -> None:
-        rows = [row for rows in _sized(_pools(config), config.size).values() for row in rows]
+    def __init__(self, config: AuthoredConfig, seed: int, read: Reader | None = None) -> None:
+        rows = [row for rows in _sized(_pools(config, read or _read), config.size).values() for row in rows]
         _refuse_repeated_ids(rows)
         self.digest = pool_digest(rows)  # of what is used: a pool may have grown behind it
         kwargs = config.chat_template_kwargs
@@ -62,13 +66,10 @@ class AuthoredPrompts(PromptSource):
         sizes = {domain: len(prompts) for domain, prompts in self.prompts.items()}
         self.sampler = PoolSampler(sizes, _weights(config, list(sizes)), seed, config.order)
 
-    @staticmethod
-    def at_hand(config: AuthoredConfig) -> bool:
-        """See `opd.plugins.PromptSource`. The tiny family's pools may have to be written first."""
-        tiny = [path for path in (config.path, *config.pools.values()) if path is not None and is_tiny(path)]
-        for path in tiny:
-            check_name(path)
-        return not tiny
+    @classmethod
+    def preview(cls, config: AuthoredConfig, seed: int) -> "AuthoredPrompts":
+        """See `opd.plugins.PromptSource.preview`. The tiny family's pools may have to be written first."""
+        return cls(config, seed, _foresee)
 
     def known(self) -> Sequence[Prompt]:
         """See `opd.plugins.PromptSource.known`."""
@@ -86,22 +87,22 @@ class AuthoredPrompts(PromptSource):
         return [self.prompts[domain][place] for domain, place in sampler.batch(step, attempt, count)]
 
 
-def _pools(config: AuthoredConfig) -> dict[str, list[Row]]:
+def _pools(config: AuthoredConfig, read: Reader) -> dict[str, list[Row]]:
     """The rows of each domain, in order."""
     if (config.path is None) == (not config.pools):
         raise UserError("prompts: name one pool with prompts.path, or one for each domain with prompts.pools.DOMAIN")
     if config.path is not None:
         found: dict[str, list[Row]] = {}
-        for row in _read(config.path, "prompts.path"):
+        for row in read(config.path, "prompts.path"):
             found.setdefault(row.domain, []).append(row)
         return found
-    return {domain: _of_domain(domain, path) for domain, path in config.pools.items()}
+    return {domain: _of_domain(domain, path, read) for domain, path in config.pools.items()}
 
 
-def _of_domain(domain: str, path: str) -> list[Row]:
+def _of_domain(domain: str, path: str, read: Reader) -> list[Row]:
     """The rows of a pool under this name, which those without one take; their ids then tell two such pools apart."""
     field = f"prompts.pools.{domain}"
-    rows = _read(path, field)
+    rows = read(path, field)
     for row in rows:
         if row.domain not in (domain, DEFAULT_DOMAIN):
             raise UserError(f"{field}: prompt {row.id} of {path} is of domain {row.domain!r}; name the pool by that")
@@ -109,7 +110,25 @@ def _of_domain(domain: str, path: str) -> list[Row]:
 
 
 def _read(path: str, field: str) -> list[Row]:
+    if is_tiny(path):
+        _tiny_pool(path, field)  # the data of other members are not pools
     return read_pool(resolve(path) if is_tiny(path) else Path(path).expanduser(), field)
+
+
+def _foresee(path: str, field: str) -> list[Row]:
+    """What `_read` returns but for the texts of the tiny family's pools, without writing these."""
+    if not is_tiny(path):
+        return _read(path, field)
+    pool = _tiny_pool(path, field)
+    return [Row(f"{pool.domain}-{place}", f"problem {place}", pool.domain) for place in range(pool.num_prompts)]
+
+
+def _tiny_pool(path: str, field: str) -> Pool:
+    pool = member_of(path)
+    if not isinstance(pool, Pool):
+        known = ", ".join(f"tiny:{name}" for name, member in MEMBERS.items() if isinstance(member, Pool))
+        raise UserError(f"{field}: {path} is not a pool of prompts; those of the tiny family are {known}")
+    return pool
 
 
 def _sized(pools: Mapping[str, list[Row]], size: int | None) -> Mapping[str, list[Row]]:
@@ -128,9 +147,11 @@ def _sized(pools: Mapping[str, list[Row]], size: int | None) -> Mapping[str, lis
 def _weights(config: AuthoredConfig, domains: Sequence[str]) -> Mapping[str, float]:
     if not config.proportions:
         return dict.fromkeys(domains, 1.0)
-    if set(config.proportions) != set(domains):
-        named = ", ".join(sorted(config.proportions))
-        raise UserError(f"prompts.proportions is about {named}, and the pools' domains are {', '.join(sorted(domains))}")
+    for domain in sorted(set(config.proportions) - set(domains)):
+        raise UserError(f"prompts.proportions.{domain}: no pool is of this domain, leave it out{nearest(domain, domains)}")
+    for domain in sorted(set(domains) - set(config.proportions)):
+        there = ", ".join(sorted(domains))
+        raise UserError(f"prompts.proportions.{domain} is missing: each of the pools' domains needs one; these are {there}")
     for domain, weight in config.proportions.items():
         if not 0 < weight < math.inf:
             raise UserError(f"prompts.proportions.{domain} is {weight}: it must be a positive number")

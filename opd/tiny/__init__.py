@@ -15,9 +15,9 @@ from pathlib import Path
 
 from opd.errors import UserError
 from opd.tiny.cache import cached
-from opd.tiny.members import MEMBERS, Data, Pool, digest
+from opd.tiny.members import MEMBERS, Data, Model, Pool, digest
 
-__all__ = ["check_name", "is_tiny", "resolve"]
+__all__ = ["check_name", "is_tiny", "member_of", "resolve"]
 
 PREFIX = "tiny:"
 
@@ -58,6 +58,11 @@ def resolve(name: str) -> Path:
         build_model(folder, member_name, member, seed)
 
     return cached(digest(member_name, seed), build_folder)
+
+
+def member_of(name: str) -> Model | Data | Pool:
+    """The settings of `tiny:NAME` or `tiny:NAME@SEED`. Raises `UserError` for a name that `resolve` does not know."""
+    return MEMBERS[_parse(name)[0]]
 
 
 def check_name(name: str) -> None:

@@ -201,6 +201,48 @@ def test_calibrate_by_a_function(prompts, pool, student, tmp_path):
     assert read_pool(out, "")[0].provenance["selected"][0]["judge"] == {"reward": "judge.py:starts_low"}
 
 
+def test_calls_that_do_not_end_are_no_failures(prompts, pool, student, tmp_path):
+    """Those of one prompt hang, those of another end their process: nothing is said about either."""
+    judge = tmp_path / "judge.py"
+    lost = "if row['id'] == 'p1': time.sleep(60)\n    if row['id'] == 'p2': os._exit(1)"
+    judge.write_text(f"import os, time\n\ndef judge(response, answer, row):\n    {lost}\n    return response[:1] < 'e'\n")
+    out = tmp_path / "new.jsonl"
+    asked = ("calibrate", pool, "--out", out, "--student", student, "--samples", "2", *WHOLE_BAND, *ANSWERING)
+    asked += ("--reward", f"{judge}:judge", "--time-limit-s", "0.5")
+    code, said, errors = prompts(*asked)
+    assert (code, errors) == (0, [])
+    counts = json.loads(said)
+    assert (counts["num_kept"], counts["num_unjudged"], counts["num_too_long"], counts["num_lost_calls"]) == (10, 2, 0, 4)
+    assert {"p1", "p2"}.isdisjoint(rates(out))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("import os; os._exit(1)", "took longer than --time-limit-s 0.5 or ended its process in every call; mend it"),
+        ("return -1", "returned -1 for prompt p0; return a bool, or a number from 0 to 1"),
+        ("return {}[1]", "failed on prompt p0: KeyError: 1 (judge.py, line 1: def judge("),
+    ],
+)
+def test_a_function_that_cannot_judge(prompts, pool, student, tmp_path, body, expected):
+    judge, out = tmp_path / "judge.py", tmp_path / "new.jsonl"
+    judge.write_text(f"def judge(response, answer, row): {body}\n")
+    asked = ("--reward", f"{judge}:judge", "--time-limit-s", "0.5", "--samples", "2", *WHOLE_BAND, *ANSWERING)
+    code, _, errors = prompts("calibrate", pool, "--out", out, "--student", student, *asked)
+    assert (code, len(errors), out.exists()) == (2, 1, False)
+    assert expected in errors[0]
+
+
+def test_a_teacher_without_final_answers(prompts, pool, student, model_folder, tmp_path):
+    """The bare micro model writes letters alone."""
+    asked = ("--teacher", model_folder(3), *ANSWERING, "--temperature", "1")
+    code, said, _ = prompts("inspect", pool, "--out", tmp_path / "page.html", *asked)
+    assert (code, "no final answer in any sample" in " ".join(said.split())) == (0, True)
+    assert "agrees with itself in" not in said
+    code, _, errors = prompts("calibrate", pool, "--out", tmp_path / "new.jsonl", "--student", student, *asked)
+    assert (code, "--teacher: no final answer in any sample; see --template" in errors[0]) == (2, True)
+
+
 def test_calibrate_by_the_teachers_agreement_with_itself(prompts, pool, student, teacher, tmp_path):
     out = tmp_path / "new.jsonl"
     asked = ("calibrate", pool, "--out", out, "--student", student, "--samples", "4", *WHOLE_BAND, *ANSWERING)
@@ -213,7 +255,15 @@ def test_calibrate_by_the_teachers_agreement_with_itself(prompts, pool, student,
     told = read_pool(out, "")[0].provenance["selected"][0]["judge"]
     assert (told["min_agreement"], told["samples"]) == (0.6, 5)
     code, _, errors = prompts(*asked, "--min-agreement", "0", "--resume")  # other prompts are judged, and so asked
-    assert (code, "new.samples.jsonl has prompts" in errors[0]) == (2, True)
+    assert (code, "new.samples.jsonl was begun with other prompts: look at POOL" in errors[0]) == (2, True)
+
+
+def test_no_more_rows_than_can_be_decoded_at_once(prompts, pool, student, tmp_path):
+    page, new = tmp_path / "page.html", tmp_path / "new.jsonl"
+    many = (*ANSWERING[:-1], "4097")
+    assert prompts("inspect", pool, "--teacher", student, "--out", page, *many)[0] == 2
+    assert prompts("calibrate", pool, "--student", student, "--out", new, "--answers", "gold", *WHOLE_BAND, *many)[0] == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["pool.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -236,17 +286,27 @@ def test_calibrate_by_the_teachers_agreement_with_itself(prompts, pool, student,
         ("inspect {pool} --teacher {student} --out {new}.html --template x", "--template: it must contain {{prompt}}"),
         ("inspect {pool} --teacher {student} --out {new}.html --deadline-s 3", "--deadline-s has no effect without --url"),
         ("inspect {pool} --teacher {student} --out {new}.html --resume --overwrite", "exclude each other"),
+        ("inspect {pool} --teacher http://a:1 --out {new}.html", "http://a:1 is an address; name a model folder"),
+        ("inspect {pool} --teacher {student} --out {new}.html --template {{prompt}}{{x}}", "{{x}} stands for nothing"),
+        ("inspect {pool} --out {folder}", "is a folder: name a file that ends in .html"),
         ("inspect {pool} --out {pool} --overwrite", "name a file that ends in .html"),
         ("filter {pool} --out {new}", "--dedup or --decontaminate is missing"),
         ("filter {pool} --out {pool} --dedup exact --overwrite", "is what is read"),
         ("filter {pool} --out {new}.txt --dedup exact", "name a file that ends in .jsonl"),
         ("filter {pool} --out {new} --decontaminate nothing", "--decontaminate: 'nothing' is none of these"),
+        ("filter {pool} --out {new} --decontaminate {empty}", "--decontaminate: {empty} holds no"),
+        ("filter {pool} --out {new} --decontaminate {same}", "--decontaminate: of 12 prompts none is left"),
         ("filter {pool} --out {new} --dedup near --suite-dir .", "--suite-dir has no effect without --decontaminate"),
         ("calibrate {pool} --out {new} --student {student}", "give one of --answers, --reward and --teacher"),
         ("calibrate {pool} --out {new} --student {student} --answers a --reward b", "give one of"),
         ("calibrate {pool} --out {new} --student {student} --answers wrong", "no row has an answer in column 'wrong'"),
         ("calibrate {pool} --out {new} --student {student} --answers gold --low 0.9", "--low: 0.9 is above --high 0.8"),
         ("calibrate {pool} --out {new} --student {student} --reward f", "--reward: 'f' is not of the form"),
+        ("calibrate {pool} --out {new} --student {student} --reward {judge}:two", "is given three arguments"),
+        ("calibrate {pool} --out {new} --student {student} --reward {judge}:three", "defines no function 'three'"),
+        ("calibrate {pool} --out {new} --student {student} --answers gold --time-limit-s 3", "no effect without --reward"),
+        ("calibrate {pool} --out {new} --student http://a:1 --answers gold", "a vLLM server of it with --url"),
+        ("calibrate {pool} --out {new} --student {student} --teacher http://a:1", "of it with --teacher-url"),
         ("calibrate {pool} --out {new} --student ./nowhere --answers gold", "--student: no such folder"),
         ("calibrate {pool} --out {new} --student {student} --teacher ./no", "--teacher: no such folder"),
         ("calibrate {pool} --out {new} --student {student} --answers gold --min-agreement 1", "without --teacher"),
@@ -257,12 +317,18 @@ def test_calibrate_by_the_teachers_agreement_with_itself(prompts, pool, student,
     ],
 )
 def test_bad_input_is_one_line(prompts, pool, student, tmp_path, arguments, expected):
+    empty, same, judge = tmp_path / "empty.jsonl", tmp_path / "same.jsonl", tmp_path / "judge.py"
+    empty.touch()
+    suite(same, *(row.text for row in read_pool(pool, "")))
+    judge.write_text("def two(response, answer):\n    return True\n")
+    places = {"pool": pool, "student": student, "new": tmp_path / "new.jsonl", "empty": empty, "same": same, "judge": judge}
+    (folder := tmp_path.with_name(f"{tmp_path.name}.html")).mkdir(exist_ok=True)
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    words = [word.format(pool=pool, student=student, new=tmp_path / "new.jsonl") for word in arguments.split()]
+    words = [word.format(**places, folder=folder) for word in arguments.split()]
     words = [word.replace(".jsonl.html", ".html").replace(".jsonl.txt", ".txt") for word in words]
     code, _, errors = prompts(*words)
     assert (code, len(errors)) == (2, 1)
-    assert expected.replace("{{", "{").replace("}}", "}") in errors[0]
+    assert expected.replace("{empty}", str(empty)).replace("{{", "{").replace("}}", "}") in errors[0]
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 

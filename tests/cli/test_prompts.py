@@ -78,6 +78,10 @@ def test_nothing_is_overwritten_by_accident(answer, tmp_path):
     assert answer(*SAMPLED, "--seed", "1", "--overwrite")[2] != rows
 
 
+def test_no_more_rows_than_can_be_decoded_at_once(answer):
+    assert answer(*SAMPLED[:-1], "4097")[0] == 2
+
+
 @pytest.mark.parametrize("ending", [".jsonl", ".samples.jsonl", ".about.json"])
 @pytest.mark.parametrize("option", ["--overwrite", "--resume", None])
 def test_the_prompts_are_never_overwritten(answer, tmp_path, ending, option):
@@ -142,6 +146,8 @@ def test_a_killed_command_resumes_to_the_same_file(answer, tmp_path, teacher):
         (["--data", "missing.jsonl"], "error: --data: no such file"),
         (["--out", "answers.txt"], "ends in .jsonl"),
         (["--template", "no place"], "error: --template: it must contain {prompt}"),
+        (["--template", "{prompt} {promt}"], "error: --template: {promt} stands for nothing"),
+        (["--teacher", "http://a:1"], "error: --teacher: http://a:1 is an address; name a model folder, and a vLLM"),
         (["--prompt", "nothing"], "error: --prompt: line 1 needs non-empty text"),
         (["--prompt", "null"], "error: --data: p1: a user message has no content"),
         (["--prompt", "strange"], "error: --data: p1 does not fit the chat template"),

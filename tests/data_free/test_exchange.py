@@ -109,6 +109,10 @@ def test_joined_pools_get_new_ids(prompts, tmp_path):
         ("import", '{"problem": [{"role": "user"}]}', [], "FILE: line 1 of .* needs non-empty text, .* in 'problem'"),
         ("import", '{"prompt": "a", "domain": "a b/c"}', [], "FILE: line 1 of .*: 'domain' is 'a b/c': it names a teacher"),
         ("import", '{"prompt": "a", "domain": ["a"]}', [], r"FILE: line 1 of .*: 'domain' is \['a'\]"),
+        ("import", '{"prompt": "a", "id": ["b"]}', [], r"FILE: line 1 of .*: 'id' is \['b'\]; write text, or leave"),
+        ("import", '{"prompt": "a", "id": ""}', [], "FILE: line 1 of .*: 'id' is ''; write text"),
+        ("import", '{"prompt": "a", "provenance": "me"}', [], "FILE: line 1 of .*: 'provenance' is 'me', .* leave the"),
+        ("import", '{"prompt": "\udcff"}', [], "FILE: line 1 of .* is not UTF-8 text$"),
         (
             "import",
             '{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}',
@@ -130,7 +134,7 @@ def test_joined_pools_get_new_ids(prompts, tmp_path):
 )
 def test_bad_input(prompts, tmp_path, command, content, arguments, expected):
     if content is not None:
-        (tmp_path / "in.jsonl").write_text(content)
+        (tmp_path / "in.jsonl").write_text(content, errors="surrogateescape")
     code, (error,), _ = prompts(command, "in.jsonl", "out.jsonl", *arguments)
     assert code == 2
     assert re.match(f"error: {expected}", error)

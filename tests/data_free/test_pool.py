@@ -128,6 +128,9 @@ def test_what_is_read_is_never_written_over(tmp_path):
         check_out(out, source, overwrite=False)
     with pytest.raises(UserError, match=r"a\.jsonl exists; continue it with --resume or replace it with --overwrite$"):
         check_out(out, source, overwrite=False, resume=False)
+    (folder := tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"is a folder: name a file that ends in \.jsonl"):
+        check_out(folder, overwrite=True)
     assert check_out(out, source, overwrite=True) == check_out(out, source, overwrite=False, resume=True) == [out]
 
 

@@ -328,6 +328,18 @@ def test_validation_reads_the_pool(two, pools):
         check_files(build_config(two(prompts={**prompts, "order": "reshuffle"}, batch={"prompts": 17})))
 
 
+def test_validation_foresees_the_pools_of_the_tiny_family(two, pools, folders, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPD_CACHE", str(tmp_path / "cache"))
+    prompts = {"type": "authored", "pools": {"a": pools["a"], "addition": "tiny:addition-pool"}}
+    with pytest.raises(UserError, match=r"^prompts: no teacher is called addition: the domains are a, addition and"):
+        check_files(build_config(two(prompts=prompts)))
+    teachers = {"a": {"model": folders[1]}, "addition": {"model": folders[2]}}
+    check_files(build_config(two(prompts=prompts, teachers=teachers)))
+    with pytest.raises(UserError, match=r"prompts.size is 9, but domain 'a' has 8 prompts"):
+        check_files(build_config(two(prompts={**prompts, "size": 9}, teachers=teachers)))
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_run_reads_nothing_but_pool_and_models(two, pools, folders, tmp_path):
     """Of all files: those of Python and its packages, the machine's, the models', the pools', and the run's own; of the
     toolkit's folder, which may hold data, those that are code."""

@@ -54,6 +54,10 @@ def test_one_that_repeats_itself_is_told_from_one_that_does_not(probed, repeatin
     train({**probed(repeating), "optimizer": {"lr": 0.0}}, "repeating")
     random, same = evaluations(tmp_path / "random"), evaluations(tmp_path / "repeating")
     assert all(0.9 < one["distinct_4grams"] <= 1.0 for one in random)
+    summary = json.loads((tmp_path / "random" / "summary.json").read_text())["eval"]
+    assert [summary[when]["distinct_4grams"] for when in ("before", "after")] == [
+        random[place]["distinct_4grams"] for place in (0, 2)
+    ]
     assert {one["distinct_4grams"] for one in same} == {same[0]["distinct_4grams"]}
     assert same[0]["distinct_4grams"] < 0.05
     stated = random[0]["settings"]
@@ -100,6 +104,8 @@ def test_one_that_has_fallen_silent_gives_null_and_a_note(probed, train, tmp_pat
         (note,) = [note for note in one["notes"] if note.startswith("distinct 4-grams")]
         assert f"8 answers to each of the first 2 problems hold fewer than {TOKENS} tokens" in note
     assert capsys.readouterr().err.count(", distinct 4-grams unknown") == 3
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["eval"]
+    assert summary["after"]["distinct_4grams"] is None
 
 
 def test_training_and_the_other_figures_do_not_change(probed, train, tmp_path):
@@ -119,6 +125,15 @@ def test_training_and_the_other_figures_do_not_change(probed, train, tmp_path):
         ({"collapse_tokens": 3}, r"^eval\.collapse_tokens is 3: 4-grams need at least 4"),
         ({"collapse_tokens": -1}, r"^eval\.collapse_tokens is -1: it must be 0 or more"),
         ({"collapse_prompts": 0}, r"^eval\.collapse_prompts is 0: it must be at least 1"),
+        (
+            {"collapse_tokens": 0, "collapse_prompts": 8},
+            r"^eval\.collapse_prompts: has no effect without eval\.collapse_tokens",
+        ),
+        (
+            {"collapse_tokens": 193, "collapse_prompts": 2},
+            r"^eval\.collapse_tokens is 193, but eval\.collapse_prompts=2 problems answered 8 times with "
+            r"sampling\.max_new_tokens=12 give at most 192;",
+        ),
     ],
 )
 def test_refusals(probed, settings, said):
@@ -132,3 +147,7 @@ def test_greedy_answers_are_refused(probed):
     with pytest.raises(UserError, match=r"^eval\.collapse_tokens repeats the same greedy answers: set sampling"):
         build_config({**probed(), **greedy})
     build_config({**probed(collapse_tokens=0), **greedy})
+
+
+def test_tokens_that_just_fit_are_taken(probed):
+    build_config(probed(collapse_tokens=192, collapse_prompts=2))

@@ -223,4 +223,4 @@ def test_a_teacher_on_the_server_writes_prompts(model, url, tmp_path):
     assert [row.id for row in rows] == [f"arithmetic-{place}" for place in range(4)]
     assert all(row.text and "<|" not in row.text for row in rows)
     assert rows[0].provenance["weights"] is None  # the server names no digest
-    assert facts["num_tokens"] >= sum(row.num_tokens for row in rows)
+    assert facts["num_tokens"] >= sum(row.num_tokens or 0 for row in rows)

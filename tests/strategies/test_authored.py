@@ -95,7 +95,15 @@ WRONG = {
     "size": ({"path": "P", "size": 0}, "prompts.size is 0"),
     "proportions": (
         {"path": "P", "proportions": {"maths": 1.0}},
-        "prompts.proportions is about maths, and the pools' domains",
+        "prompts.proportions.maths: no pool is of this domain, leave it out; known: default",
+    ),
+    "misspelt proportion": (
+        {"pools": {"maths": "M"}, "proportions": {"math": 1.0}},
+        "prompts.proportions.math: no pool is of this domain, leave it out; did you mean 'maths'?",
+    ),
+    "missing proportion": (
+        {"pools": {"maths": "M", "other": "P"}, "proportions": {"maths": 1.0}},
+        "prompts.proportions.other is missing: each of the pools' domains needs one; these are maths, other",
     ),
     "weight": ({"path": "P", "proportions": {"default": 0.0}}, "prompts.proportions.default is 0.0: it must be a positive"),
     "template": ({"path": "P", "template": "Solve."}, "prompts.template"),
@@ -122,3 +130,67 @@ def test_reshuffling_needs_a_pool_that_fills_a_batch(pool):
         UserError, match=r"prompts.order: reshuffle .* of 9 prompts of domain 'default' a step its pool has 8"
     ):
         prompts.at(0, 0, 9)
+
+
+ADDITION = {"addition": "tiny:addition-pool"}
+WRONG_TINY = {
+    "both": ({"path": "P", "pools": ADDITION}, "prompts: name one pool"),
+    "no member": (
+        {"path": "tiny:addition-pol"},
+        "no tiny member is called 'tiny:addition-pol': did you mean tiny:addition-pool?",
+    ),
+    "no pool": (
+        {"path": "tiny:heldout"},
+        "prompts.path: tiny:heldout is not a pool of prompts; those of the tiny family are",
+    ),
+    "model": ({"pools": {"a": "tiny:teacher"}}, "prompts.pools.a: tiny:teacher is not a pool of prompts"),
+    "another domain": (
+        {"pools": {"maths": "tiny:addition-pool@1"}},
+        "prompts.pools.maths: prompt addition-0 of tiny:addition-pool@1 is of domain 'addition'",
+    ),
+    "too few": ({"path": "tiny:addition-pool", "size": 513}, "prompts.size is 513, but domain 'addition' has 512 prompts"),
+    "weight": (
+        {"pools": ADDITION, "proportions": {"addition": float("inf")}},
+        "prompts.proportions.addition is inf: it must be a positive number",
+    ),
+    "proportions": (
+        {"path": "tiny:addition-pool", "proportions": {"adition": 1.0}},
+        "prompts.proportions.adition: no pool is of this domain, leave it out; did you mean 'addition'?",
+    ),
+    "ordinary file": ({"pools": {**ADDITION, "code": "no.jsonl"}}, "prompts.pools.code: no such file 'no.jsonl'"),
+    "its size": (
+        {"pools": {**ADDITION, "default": "P"}, "size": 9},
+        "prompts.size is 9, but domain 'default' has 8 prompts",
+    ),
+    "template": ({"path": "tiny:addition-pool", "template": "Solve."}, "prompts.template"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TINY)
+def test_a_preview_refuses_the_same_without_writing_tiny_pools(pool, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPD_CACHE", str(tmp_path / "cache"))
+    config, message = WRONG_TINY[name]
+    file = pool(PLAIN)
+    named = {key: file if value == "P" else value for key, value in config.items()}
+    if "pools" in named:
+        named["pools"] = {domain: file if path == "P" else path for domain, path in named["pools"].items()}
+    with pytest.raises(UserError) as refusal:
+        AuthoredPrompts.preview(AuthoredConfig(**named), 0)
+    assert str(refusal.value).startswith(message)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_preview_knows_domains_and_sizes(pool, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPD_CACHE", str(tmp_path / "cache"))
+    config = AuthoredConfig(pools={**ADDITION, "default": pool(PLAIN)}, order="reshuffle")
+    prompts = AuthoredPrompts.preview(config, 0)
+    assert Counter(prompt.domain for prompt in prompts.known()) == {"addition": 512, "default": 8}
+    prompts.at(0, 0, 16)
+    with pytest.raises(UserError, match=r"prompts.order: reshuffle .* of domain 'default'"):
+        prompts.at(0, 0, 18)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_is_no_tiny_pool_is_refused_in_a_run_too():
+    with pytest.raises(UserError, match=r"^prompts\.path: tiny:heldout is not a pool of prompts"):
+        source(path="tiny:heldout")
