@@ -9,6 +9,7 @@ import pytest
 
 import opd
 from opd.config import build_config
+from opd.objective.learner import Learner
 from opd.registry import ENVIRONMENTS
 
 
@@ -65,6 +66,20 @@ def train(tmp_path, metrics_of):
         return metrics_of(tmp_path / name)
 
     return run
+
+
+@pytest.fixture
+def taught(monkeypatch):
+    """What each update is given, a list of (rollout, terms) a step."""
+    seen = []
+    real = Learner.update
+
+    def update(self, rows):
+        seen.append(rows)
+        return real(self, rows)
+
+    monkeypatch.setattr(Learner, "update", update)
+    return seen
 
 
 @pytest.fixture(scope="session")

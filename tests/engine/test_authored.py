@@ -16,7 +16,6 @@ import opd
 from opd.config import build_config
 from opd.data_free.pool import Row, write_pool
 from opd.errors import UserError
-from opd.objective.learner import Learner
 from opd.strategies.group_reward import GroupReward
 from opd.validation import check_files
 
@@ -68,20 +67,6 @@ def two(raw_recipe, pools, folders):
         return raw_recipe(**{**BRIEF, "teachers": teachers, "prompts": prompts, **sections})
 
     return build
-
-
-@pytest.fixture
-def taught(monkeypatch):
-    """What each update is given, a list of (rollout, terms) a step."""
-    seen = []
-    real = Learner.update
-
-    def update(self, rows):
-        seen.append(rows)
-        return real(self, rows)
-
-    monkeypatch.setattr(Learner, "update", update)
-    return seen
 
 
 def same(one, other):

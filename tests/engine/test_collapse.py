@@ -150,4 +150,4 @@ def test_greedy_answers_are_refused(probed):
 
 
 def test_tokens_that_just_fit_are_taken(probed):
-    build_config(probed(collapse_tokens=192, collapse_prompts=2))
+    assert build_config(probed(collapse_tokens=192, collapse_prompts=2)).eval.collapse_tokens == 192

@@ -67,20 +67,6 @@ def recipe(raw_recipe, folders, tmp_path_factory):
     return build
 
 
-@pytest.fixture
-def taught(monkeypatch):
-    """What each update is given, a list of (rollout, terms) a step."""
-    seen = []
-    real = Learner.update
-
-    def update(self, rows):
-        seen.append(rows)
-        return real(self, rows)
-
-    monkeypatch.setattr(Learner, "update", update)
-    return seen
-
-
 def groups_of(rows, size=4):
     assert [rollout.slot for rollout, _ in rows] == list(range(len(rows)))
     return [rows[start : start + size] for start in range(0, len(rows), size)]

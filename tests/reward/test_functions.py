@@ -91,13 +91,14 @@ def test_what_cannot_be_called_is_refused_when_it_is_loaded(said, source, expect
 
 def test_any_signature_that_takes_three_will_do(own):
     for source in (
-        "judge = max",
-        "def judge(*all): ...",
-        "def judge(a, b, c, d=1): ...",
-        "from decimal import Context as judge",
+        "def judge(*all): return len(all)",
+        "def judge(a, b, c, d=0): return 3 + d",
+        "from functools import partial\njudge = partial(lambda n, *all: n, 3)",
     ):
         own(source)
-        Function("own.py:judge", "reward.score", 5.0).close()
+        function = Function("own.py:judge", "reward.score", 5.0)
+        assert function(ITEMS) == [3.0, 3.0]
+        function.close()
 
 
 def test_a_file_that_hangs_has_a_time_limit_too(said, monkeypatch):
