@@ -2,7 +2,6 @@
 
 import copy
 import json
-import time
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from opd.envs.config import EnvironmentConfig, load_tasks
 from opd.envs.opening import open_environment
 from opd.envs.returns_desk.database import RETURN_DAYS
 from opd.envs.returns_desk.desk import MAX_TURNS, RULES, ReturnsDesk, ReturnsDeskConfig
-from opd.envs.returns_desk.hearing import hear
 from opd.envs.returns_desk.tasks import FORBIDDEN, KINDS
 from opd.envs.returns_desk.tools import TOOLS
 from opd.episodes import EnvironmentTask, Reply, ToolCall
@@ -440,51 +438,6 @@ def test_the_second_wish():
     assert second["order_id"] in opening or second["item"] in opening
     assert first["order_id"] != second["order_id"]
     assert owner(task)["email"] not in opening
-
-
-@pytest.mark.parametrize(
-    ("text", "asked"),
-    [
-        ("May I have your e-mail address?", {"email"}),
-        ("Please provide your full name and zip code.", {"name"}),
-        ("Sure! Which order number is it, and what's the reason?", {"order", "reason"}),
-        ("What colour do you want?", {"wanted"}),
-        ("How can I help you today?", {"wish"}),
-        ("Your email is on file.", set()),
-    ],
-)
-def test_questions_are_heard(text, asked):
-    assert set(hear(text).asked) == asked
-
-
-@pytest.mark.parametrize(
-    ("text", "refused", "done"),
-    [
-        ("Unfortunately, this item was delivered 45 days ago.", True, False),
-        ("Only delivered items can be returned.", True, False),
-        ("It’s not possible, I’m afraid.", True, False),
-        ("We can’t do this.", True, False),
-        ("Size L is out of stock.", True, False),
-        ("I cannot find your order.", False, False),
-        ("I can't do this without your email.", False, False),
-        ("Is it not possible to wait?", False, False),
-        ("Your order W1234 has been cancelled.", False, True),
-        ("I've successfully processed your request.", False, True),
-        ("It will be cancelled once it has been processed.", False, False),
-        ("Your order is being processed.", False, False),
-        ("Has it been returned?", False, False),
-    ],
-)
-def test_statements_are_heard(text, refused, done):
-    heard = hear(text)
-    assert (heard.refused, heard.done) == (refused, done)
-
-
-def test_long_replies_are_read_quickly():
-    begun = time.monotonic()
-    for text in ("how ", "?", "is ", "i a ", "only ", "not\n", "please ", "'", ". ", "a" * 50):
-        hear(text * 10000)
-    assert time.monotonic() - begun < 10
 
 
 def test_hashes():
