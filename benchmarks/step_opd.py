@@ -4,13 +4,14 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from benchmarks.machine import peak_rss_gib
 from opd.assembly import Parts, assemble, make_accelerator
 from opd.config import build_config
 from opd.engine import Engine
 from opd.flight import Landed
+from opd.objective.batching import Taught
 
 
 def main() -> None:
@@ -54,6 +55,9 @@ class Stopwatch:
         self.ends_s.append(time.perf_counter())
         self.tokens.append(sum(rollout.num_tokens for rollout, _ in landed.taught))
         self.stages.append(self.parts.clock.read())
+
+    async def sample_rollouts(self, step: int, taught: Sequence[Taught]) -> None:
+        """None are written."""
 
 
 if __name__ == "__main__":
