@@ -6,6 +6,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+PACKAGES = ("torch", "transformers", "accelerate", "trl", "liger-kernel", "triton")
+
 
 def describe() -> dict[str, Any]:
     """Processor, cores, memory and versions."""
@@ -16,7 +18,7 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "memory_gib": round(memory, 1),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in ("torch", "transformers", "accelerate", "trl")},
+        "versions": {name: _version(name) for name in PACKAGES},
     }
 
 

@@ -49,6 +49,9 @@ class StubSampler:
     def sync(self, student: Any, version: int) -> None:
         self.version, self._next = version, 0
 
+    def release(self) -> None:
+        """Nothing is held."""
+
     async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         self._next += 1
         await asyncio.sleep(self.seconds * self._next / self.batch)

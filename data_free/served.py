@@ -40,6 +40,9 @@ class ServedSampler:
     def sync(self, student: nn.Module, version: int) -> None:
         raise AssertionError("a served teacher is frozen")
 
+    def release(self) -> None:
+        """Nothing is held here."""
+
 
 def connect(options: EvalOptions) -> ServedTeacher:
     """The teacher at the addresses `options.url`, its tokenizer read. Not while an event loop runs. Raises `UserError`."""

@@ -26,7 +26,8 @@ from opd.errors import UserError
 from opd.eval.grading import Grader
 from opd.eval.overlap import problem_key
 from opd.eval.provenance import overlap_notes, overlap_with
-from opd.models import OutputHead, context_limit, output_head
+from opd.kernels.head import OutputHead
+from opd.models import context_limit, output_head
 from opd.objective.learner import Learner
 from opd.pairing import Pairing, pair, unaligned_terms
 from opd.plugins import Mask, PromptSource, TermMaker
@@ -41,7 +42,7 @@ from opd.students.loading import load_student
 from opd.students.sampler import Sampler
 from opd.teachers.client.served import ServedTeacher
 from opd.teachers.config import START, weak_name
-from opd.teachers.digest import tensor_digest, tokens_digest
+from opd.teachers.digest import head_digest, tokens_digest
 from opd.teachers.hf import HFTeacher
 from opd.teachers.opening import TeacherFacts, connect, facts_of, open_teachers
 from opd.teachers.pool import Teacher, TeacherPool
@@ -133,7 +134,7 @@ def assemble(
 
     clock, device = Clock(), accelerator.device
     student = load_student(config.student, checkpoint).to(device)
-    vocab = min(pairing.vocab, output_head(student).weight.shape[0])
+    vocab = min(pairing.vocab, output_head(student).num_rows)
     sharded = accelerator.distributed_type == DistributedType.FSDP
     sampler = _sampler(config, student, vocab, ends, clock, sharded)
     contexts = Contexts(tokenizer, _longest(config, student), config.sampling.max_new_tokens, ends)
@@ -214,7 +215,7 @@ def _identity(tokenizer: PreTrainedTokenizerBase, facts: dict[str, TeacherFacts]
     those in process are told apart by name and output head."""
     parts = [tokens_digest(tokenizer.get_vocab()), str(tokenizer.chat_template)]
     for name, one in sorted(facts.items()):
-        weights = teachers[name].digest or one.weights + tensor_digest(teachers[name].head.weight)
+        weights = teachers[name].digest or one.weights + head_digest(teachers[name].head)
         parts += [name, tokens_digest(one.tokenizer.get_vocab()), str(one.tokenizer.chat_template), weights]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

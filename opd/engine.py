@@ -65,6 +65,8 @@ class Engine:
             if self.flight is not None and not parts.sampler.concurrent:
                 await self.flight.sampled()  # it decodes with the weights that are about to change
                 await asyncio.sleep(0)  # and puts its things away
+            if self.flight is None:
+                parts.sampler.release()
             with clock("update"):
                 metrics = await self.update(landed.taught)
             self.step += 1

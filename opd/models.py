@@ -1,30 +1,21 @@
 """Loading causal language models, and the two parts the toolkit uses of them: decoder and output head."""
 
 import inspect
-from dataclasses import dataclass
+import warnings
 from typing import Any
 
 import torch
 import transformers
-from jaxtyping import Float
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from opd.errors import UserError
+from opd.kernels.head import OutputHead
 from opd.locate import described, locate
 
-
-@dataclass(frozen=True)
-class OutputHead:
-    """logits = scale * hidden @ weight.T. Rows beyond the vocabulary in use are padding and are never multiplied."""
-
-    weight: Tensor  # [R, H]
-    scale: float = 1.0
-
-    def logits(self, hidden: Float[Tensor, "c H"], vocab: int) -> Float[Tensor, "c V"]:
-        """Unscaled logits of the first `vocab` rows, in the type of the weight."""
-        return torch.mm(hidden.to(self.weight.dtype), self.weight[:vocab].t())
+SOFTCAP = "final_logit_softcapping"  # in the configuration of Gemma and its like
+WHOLE = "opd_whole_logits"  # set on a model whose own logits are taken
 
 
 def load_causal_lm(
@@ -38,8 +29,8 @@ def load_causal_lm(
 ) -> PreTrainedModel:
     """A causal language model in eval mode. Only safetensors weights are read and no code of the repository is run.
 
-    Raises `UserError` naming `field` when it cannot be loaded, or when its logits are not a scaled linear map of its last
-    hidden states (the losses are computed from those).
+    Raises `UserError` naming `field` when it cannot be loaded. Warns of a model whose logits are no scaled, capped linear
+    map of its last hidden states: the losses then take the model's own logits.
     """
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype), "revision": revision}
     if quantization:
@@ -62,7 +53,7 @@ def load_causal_lm(
     if absent:
         raise UserError(f"{field}: {name} lacks {len(absent)} weights, such as {absent[0]}: its files are not whole")
     model.eval()
-    _check_head(model, field)
+    _check_head(model, described(name), field)
     return model
 
 
@@ -89,17 +80,36 @@ def context_limit(config: Any) -> int:
 
 
 def decoder(model: nn.Module) -> nn.Module:
-    """The part that turns ids into last hidden states; with adapters in place if there are any."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return base.get_decoder()  # type: ignore[union-attr,operator]
+    """The part that turns ids into what `last_states` reads; with adapters in place if there are any.
+
+    Of a model whose logits are no known map of its last hidden states it is the whole model.
+    """
+    base = _base(model)
+    return base.get_decoder() if _reads_states(base) else base
+
+
+def last_states(output: Any) -> Tensor:
+    """Of what a `decoder` returns: last hidden states, or logits where `output_head` has no weight."""
+    return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
 
 def output_head(model: nn.Module) -> OutputHead:
-    """The part that turns last hidden states into logits."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    config = base.config.get_text_config()  # type: ignore[union-attr,operator]
+    """The part that turns `last_states` into logits."""
+    base = _base(model)
+    config = base.config.get_text_config()
+    if not _reads_states(base):
+        return OutputHead(None, width=int(config.vocab_size))
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
-    return OutputHead(base.get_output_embeddings().weight, float(scale))  # type: ignore[union-attr,operator]
+    layer = base.get_output_embeddings()
+    return OutputHead(layer.weight, float(scale), getattr(layer, "bias", None), getattr(config, SOFTCAP, None))
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _reads_states(base: Any) -> bool:
+    return not getattr(base, WHOLE, False)
 
 
 def cache_argument(module: nn.Module) -> str:
@@ -107,21 +117,35 @@ def cache_argument(module: nn.Module) -> str:
     return "cache" if "cache" in inspect.signature(module.forward).parameters else "past_key_values"
 
 
-def _check_head(model: PreTrainedModel, field: str) -> None:
-    """Compares a few positions with the model's own logits, so that no soft cap or bias goes unnoticed."""
+def _check_head(model: Any, name: str, field: str) -> None:
+    """Compares a few positions with the model's own logits. A model with another head than an `OutputHead` is marked, so
+    that its own logits are taken.
+
+    Raises `UserError` where they are not finite.
+    """
     ids = torch.arange(4, device=model.device)[None]
     with torch.no_grad():
-        head = output_head(model)
-        hidden = decoder(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
-        ours = head.logits(hidden, head.weight.shape[0]).float() * head.scale
         theirs = model(input_ids=ids, use_cache=False).logits[0].float()
-    if not theirs.isfinite().all():
-        raise UserError(f"{field}: this model's logits are not finite: its weights are damaged")
-    # bf16 rounds the product once on either path; a soft cap or a missing scale is far larger
-    if not torch.allclose(ours, theirs, rtol=3e-2, atol=3e-2 * theirs.abs().max().item()):
-        raise UserError(
-            f"{field}: this model's logits are not a scaled linear map of its hidden states (a soft cap or a bias?)"
-        )
+        if not theirs.isfinite().all():
+            raise UserError(f"{field}: this model's logits are not finite: its weights are damaged")
+        if not _agrees(model, ids, theirs):
+            setattr(model, WHOLE, True)
+            warnings.warn(
+                f"{field}: the logits of {name} ({type(model).__name__}) are no known map of its last hidden states: its "
+                "own logits of all tokens and ids are taken, at the cost of memory",
+                stacklevel=3,
+            )
+
+
+def _agrees(model: Any, ids: Tensor, theirs: Tensor) -> bool:
+    """Whether decoder and head give these logits."""
+    try:
+        head, states = output_head(model), last_states(decoder(model)(input_ids=ids, use_cache=False))[0]
+        ours = head.logits(states, head.num_rows)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):  # it has no such parts
+        return False
+    # bf16 rounds the product once on either path; a missing scale or cap is far larger
+    return ours.shape == theirs.shape and torch.allclose(ours, theirs, rtol=3e-2, atol=3e-2 * theirs.abs().max().item())
 
 
 def _quantization_config(options: dict[str, Any], field: str) -> Any:

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from opd.kernels.gather import gather_stats
+from opd.kernels.head import LogitForm
 from opd.records import Sampling
 
 BLOCK = 1024  # columns summed at once by the two-level search of the cumulative distribution
@@ -21,14 +23,13 @@ def draw(
     """
     if sampling.temperature == 0.0:
         return logits.argmax(-1), torch.zeros(len(logits), device=logits.device)
-    scaled = logits.float() / sampling.temperature
-    vocab = scaled.shape[1]
+    vocab = logits.shape[1]
     if sampling.top_p >= 1.0 and not 0 < sampling.top_k < vocab:
-        logp = scaled.log_softmax(-1)
-        ids = _invert(logp.exp(), uniform)
-        return ids, logp.gather(-1, ids[:, None])[:, 0]
+        shares = (logits.float() - logits.amax(-1, keepdim=True)).mul_(1 / sampling.temperature).exp_()
+        ids = _invert(shares, uniform)
+        return ids, gather_stats(logits, ids[:, None], LogitForm(1 / sampling.temperature)).logp[:, 0]
     k = sampling.top_k if 0 < sampling.top_k < vocab else vocab
-    values, order = scaled.topk(k, dim=-1)
+    values, order = (logits.float() / sampling.temperature).topk(k, dim=-1)
     probs = values.softmax(-1)
     before = probs.cumsum(-1) - probs
     probs = probs.masked_fill(before >= sampling.top_p, 0.0)  # the first token always stays: nothing comes before it
@@ -39,9 +40,8 @@ def draw(
 
 def student_topk(logits: Float[Tensor, "B V"], sampling: Sampling) -> tuple[Int[Tensor, "B K"], Float[Tensor, "B K"]]:
     """The `sampling.num_topk` most likely tokens and their untruncated log-probs at the sampling temperature."""
-    logp = (logits.float() / (sampling.temperature or 1.0)).log_softmax(-1)
-    values, ids = logp.topk(min(sampling.num_topk, logits.shape[1]), dim=-1)
-    return ids, values
+    ids = logits.topk(min(sampling.num_topk, logits.shape[1]), dim=-1).indices
+    return ids, gather_stats(logits, ids, LogitForm(1 / (sampling.temperature or 1.0))).logp
 
 
 def _invert(probs: Tensor, uniform: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from opd.clock import Clock
 from opd.errors import UserError
-from opd.models import cache_argument, decoder, output_head
+from opd.models import cache_argument, decoder, last_states, output_head
 from opd.records import Chunk, Finish, SampleRequest
 from opd.students.drawing import draw, student_topk
 from opd.students.kept_turns import KeptTurns, following_row, left_aligned
@@ -94,7 +94,8 @@ class HFSampler:
         """
         own = next(student.parameters()).dtype
         self.shared = dtype in (None, own) and not copy_weights
-        self.model = student if self.shared else _in_type(copy.deepcopy(student), dtype or own)
+        self.model = student if self.shared else _copied(student, dtype or own)
+        self._released = False
         _refuse_partial_attention(self.model)
         _refuse_other_masks(self.model)
         self.vocab, self.eos_ids = vocab, torch.tensor(sorted(eos_ids))
@@ -115,15 +116,26 @@ class HFSampler:
     def sync(self, student: nn.Module, version: int) -> None:
         """See `opd.students.sampler.Sampler.sync`. The cache is empty between batches, so nothing stale survives."""
         assert not self.busy, "sync while turns are being decoded"
-        self.version = version
+        self.version, self._released = version, False
         self._kept.clear()
         if not self.shared:
             with torch.no_grad():
                 for mine, theirs in zip(self.model.parameters(), student.parameters(), strict=True):
+                    mine.untyped_storage().resize_(mine.nbytes)
                     mine.copy_(theirs.full_tensor() if isinstance(theirs, DTensor) else theirs)
+
+    def release(self) -> None:
+        """See `opd.students.sampler.Sampler.release`. Weights that are the student's own stay."""
+        assert not self.busy, "release while turns are being decoded"
+        self._released = True
+        self._kept.clear()
+        if not self.shared:
+            for parameter in self.model.parameters():
+                parameter.untyped_storage().resize_(0)
 
     async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """See `opd.students.sampler.Sampler.generate`."""
+        assert not self._released, "nothing is sampled between release and sync"
         assert len(request.context_ids), "an empty context has nothing to condition on"
         row = _Row(request, before=self._kept.take(request.context_ids) if request.episode else None)
         self._waiting.append(row)
@@ -263,15 +275,14 @@ class HFSampler:
     def _forward(self, ids: Tensor, cache: Cache, **inputs: Tensor | None) -> Tensor:
         body = decoder(self.model)
         device = next(body.parameters()).device
-        return body(input_ids=ids.to(device), use_cache=True, **{self.cache_name: cache}, **inputs).last_hidden_state
+        return last_states(body(input_ids=ids.to(device), use_cache=True, **{self.cache_name: cache}, **inputs))
 
     @property
     def _device(self) -> torch.device:
-        return output_head(self.model).weight.device
+        return next(self.model.parameters()).device
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        head = output_head(self.model)
-        return head.logits(hidden, self.vocab).float() * head.scale
+        return output_head(self.model).logits(hidden, self.vocab)
 
     def _append(self, rows: Sequence[_Row], logits: Tensor) -> None:
         """Draws one token for each of `rows` [B] from `logits` [B, V]. Finished rows draw too; nobody reads theirs."""
@@ -357,11 +368,10 @@ def _fills_prefill(rows: Sequence[_Row]) -> bool:
     return max(row.num_fed for row in rows) * (len(rows) + 1) > PREFILL_TOKENS
 
 
-def _in_type(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """`model` with its parameters in another type. Buffers stay: rotary frequencies in bfloat16 drift with the position."""
-    for parameter in model.requires_grad_(False).parameters():
-        parameter.data = parameter.data.to(dtype)
-    return model
+def _copied(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy with parameters of this type. Buffers keep theirs: rotary frequencies in bfloat16 drift with the position."""
+    cast = {id(one): nn.Parameter(one.detach().to(dtype, copy=True), requires_grad=False) for one in model.parameters()}
+    return copy.deepcopy(model, cast)  # which takes these for copies: there are never two in the model's own type
 
 
 def _refuse_other_masks(model: nn.Module) -> None:

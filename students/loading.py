@@ -61,6 +61,7 @@ def _with_adapters(model: nn.Module, config: LoraConfig, checkpoint: Path | None
         except ValueError as error:
             raise UserError(f"student.lora.target_modules: {' '.join(str(error).split())}") from None
     # an adapted layer passes its base layer's weight off as its own
-    if isinstance(adapted.get_base_model().get_output_embeddings(), BaseTunerLayer) or head.requires_grad:  # type: ignore
+    layer = adapted.get_base_model().get_output_embeddings()  # type: ignore[operator]
+    if isinstance(layer, BaseTunerLayer) or (head is not None and head.requires_grad):
         raise UserError("student.lora.target_modules: the output head cannot carry an adapter; leave it out")
     return adapted

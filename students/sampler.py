@@ -25,3 +25,7 @@ class Sampler(Protocol):
     def sync(self, student: nn.Module, version: int) -> None:
         """Takes over the student's weights; what is sampled from here on carries `version`."""
         ...
+
+    def release(self) -> None:
+        """Gives back the memory of what the next `sync` brings; nothing is sampled until then."""
+        ...

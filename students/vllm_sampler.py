@@ -94,6 +94,9 @@ class VLLMSampler:
         """Always raises `UserError`: the server samples from the weights that it was started with."""
         raise UserError(f"--sampler: the vLLM server at {self.url} has weights of its own and takes no others; use hf")
 
+    def release(self) -> None:
+        """Nothing is held here."""
+
     async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """One chunk, the whole turn. Cancelling while it is awaited aborts the turn on the server.
 

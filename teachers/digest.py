@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 
 NUM_DIGITS = 32
 _CHUNK_BYTES = 16 * 2**20
@@ -32,8 +32,11 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def head_digest(head: OutputHead) -> str:
-    """What a head is called: a digest of its weight and scale."""
-    return _combined(tensor_digest(head.weight), repr(head.scale))
+    """What a head is called: a digest of all that its logits depend on."""
+    weight = f"{head.width} logits" if head.weight is None else tensor_digest(head.weight)
+    others = [] if head.bias is None else [f"bias {tensor_digest(head.bias)}"]
+    others += [] if head.softcap is None else [f"softcap {head.softcap!r}"]
+    return _combined(weight, repr(head.scale), *others)
 
 
 def adapter_digest(base: str, state: Mapping[str, Tensor]) -> str:

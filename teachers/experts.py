@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from opd.errors import UserError
+from opd.models import last_states
 
 NUM_TRIED = 8  # tokens on which fewer experts must make a difference
 
@@ -75,4 +76,4 @@ class Experts:
     def _states(self, num_active: int | None) -> torch.Tensor:
         ids = torch.arange(NUM_TRIED, device=next(self._decoder.parameters()).device)[None]
         with self.on(num_active):
-            return self._decoder(input_ids=ids, use_cache=False).last_hidden_state
+            return last_states(self._decoder(input_ids=ids, use_cache=False))

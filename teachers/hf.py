@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from opd.clock import Clock
 from opd.errors import UserError
-from opd.models import cache_argument, decoder, load_causal_lm, output_head
+from opd.models import cache_argument, decoder, last_states, load_causal_lm, output_head
 from opd.records import Array, ScoreRequest, Scores
 from opd.teachers.adapters import Adapters, Beneath
 from opd.teachers.experts import Experts
@@ -96,14 +96,14 @@ class HFModel:
         self.head = output_head(base)
         self.autocast = adapted is not None and dtype == "bfloat16"  # as the student's own forward has it
         if self.autocast:
-            self.head = replace(self.head, weight=self.head.weight.to(torch.bfloat16))
+            self.head = self.head.to(torch.bfloat16)
         self.num_batches = 0
         self.base_state: dict[str, Tensor] = base.state_dict()  # under the names they have without adapters
         self.experts = Experts(decoder(base))
         self._adapters = Beneath(base) if adapted is not None else Adapters(base, adapters or {}, adapter_field, device)
         self.streams, self.max_stream_bytes = Streams(max_stream_bytes), max_stream_bytes
         self.cached_streams = can_cache(decoder(self.model))  # else a stream's ids are kept, and scored again as a whole
-        self.cached_streams = self.cached_streams and agrees(self._states, self._dtype)
+        self.cached_streams = self.cached_streams and agrees(self._states, self.dtype)
         self.num_batches = self.num_tokens = 0  # forward passes and tokens of requests: `agrees` was none
         self._waiting: list[_Waiting] = []
         self._worker: asyncio.Task[None] | None = None
@@ -239,18 +239,18 @@ class HFModel:
         inputs: dict[str, Any] = {"use_cache": False}
         if any(row.stream is not None for row in rows) and self.cached_streams:
             cache = PassCache(rows)
-            inputs = {"use_cache": True, cache_argument(body): cache, **cache.inputs(self._dtype, self.device)}
+            inputs = {"use_cache": True, cache_argument(body): cache, **cache.inputs(self.dtype, self.device)}
         adapter, active_experts = (None, None) if view is None else view.variant
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast)
         with self._adapters.on(adapter), self.experts.on(active_experts), autocast:
             assert not body.training
-            states = body(input_ids=torch.from_numpy(ids).to(self.device), **inputs).last_hidden_state
+            states = last_states(body(input_ids=torch.from_numpy(ids).to(self.device), **inputs))
         self.num_batches += 1
         ends = [(len(row.fed) - 1, row.num_scored) for row in rows]
         return [states[b, end - n : end] for b, (end, n) in enumerate(ends)]
 
     @property
-    def _dtype(self) -> torch.dtype:
+    def dtype(self) -> torch.dtype:
         """Of the activations."""
         return decoder(self.model).dtype  # type: ignore[return-value]
 
@@ -313,7 +313,7 @@ class HFTeacher:
 
     def __init__(self, name: str, model: HFModel, view: View) -> None:
         """Raises `UserError` for a model with fewer ids than the view, or one that cannot have so many active experts."""
-        rows = model.head.weight.shape[0]
+        rows = model.head.num_rows
         if rows < view.vocab:
             raise UserError(f"{model.field}: its output head has {rows} rows for the {view.vocab} ids of the student")
         assert view.adapter is None or view.adapter in model.adapters

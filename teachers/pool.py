@@ -14,7 +14,7 @@ from opd.clock import Clock
 from opd.envs.dialogue import messages
 from opd.episodes import Reply
 from opd.errors import UserError
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.records import Array, Prompt, Rollout, ScoreRequest, Scores, SpanMap, Turn
 from opd.student_side import StudentSide
 from opd.students.noise import slot_seed
@@ -122,7 +122,7 @@ class TeacherPool:
         own = [self.teachers[name] for name in (*self.routed, START) if name in self.teachers and name not in self.aligners]
         holders = {teacher.head_id: teacher for teacher in own}
         heads = {head_id: holder.head for head_id, holder in holders.items()}
-        return {head_id: replace(head, weight=head.weight.to(device)) for head_id, head in heads.items()}
+        return {head_id: head.to(device) for head_id, head in heads.items()}
 
     @property
     def digests(self) -> dict[str, str]:

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from opd.kernels.gather import gather_logprob
-from opd.models import OutputHead
+from opd.kernels.chunks import chunk_rows, logits_buffer, row_chunks
+from opd.kernels.gather import gather_stats
+from opd.kernels.head import LogitForm, OutputHead
 
 
 class Reading(NamedTuple):
@@ -37,12 +38,13 @@ def read_states(
     chunk_bytes: int,
 ) -> Reading:
     """Log-probs of softmax(logits / temperature) over the head's first `vocab` rows, `chunk_bytes` of logits at a time."""
-    size = max(1, chunk_bytes // (vocab * states.element_size()))
-    scale = head.scale / temperature
-    parts = [
-        read_logits(head.logits(states[rows], vocab), token_ids[rows], asked[rows], k, scale, logp_floor)
-        for rows in (slice(start, start + size) for start in range(0, max(1, len(states)), size))
-    ]
+    dtype = states.dtype if head.weight is None else head.weight.dtype
+    chunks = row_chunks(len(states), chunk_rows(chunk_bytes, vocab, dtype.itemsize)) or [slice(0, 0)]
+    buffer, form = logits_buffer(chunks, vocab, dtype, states.device), head.form(temperature)
+    parts = []
+    for rows in chunks:
+        logits = head.raw(states[rows], vocab, out=buffer[: rows.stop - rows.start])
+        parts.append(read_logits(logits, token_ids[rows], asked[rows], k, form, logp_floor))
     logps, ids, topk_logps, tail, num_floored = map(torch.cat, zip(*parts))
     return Reading(logps, ids, topk_logps, tail, num_floored)
 
@@ -52,13 +54,13 @@ def read_logits(
     token_ids: Int[Tensor, "c"],
     asked: Int[Tensor, "c m"],
     k: int,
-    scale: float,
+    form: LogitForm,
     logp_floor: float,
 ) -> Reading:
-    """The same of one chunk, under softmax(scale * logits)."""
+    """The same of one chunk, from its raw logits."""
     top = logits.topk(min(k, logits.shape[1]), dim=-1).indices
     ids = torch.cat([asked, top], dim=1)
-    logp = gather_logprob(logits, torch.cat([token_ids[:, None], ids], dim=1), scale).logp
+    logp = gather_stats(logits, torch.cat([token_ids[:, None], ids], dim=1), form).logp
     ids = mark_repeats(ids)
     present = ids >= 0
     tail = 1 - (logp[:, 1:].exp() * present).sum(-1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.records import Array, SampleRequest, Sampling, ScoreRequest, Scores, Turn
 from opd.teachers.frame import PROTOCOL, Body, Frame, Pieces, WireError, write
 
@@ -219,18 +219,25 @@ def decode_turn(body: Body, context_ids: Array) -> tuple[Turn, str]:
 
 def encode_head(head: OutputHead, head_id: str) -> Pieces:
     """The frame of an output head [R, H], maybe gigabytes, in buffers that share its memory: iterate, or `bytes()` it."""
-    return write("head", {"head": head_id, "scale": head.scale}, {"weight": head.weight})
+    fields = {"head": head_id, "scale": head.scale, "softcap": head.softcap or 0.0, "width": head.width}
+    bias = None if head.bias is None else head.bias[:, None]
+    return write("head", fields, {"weight": head.weight, "bias": bias})
 
 
 def decode_head(body: Body) -> tuple[OutputHead, str]:
     """(head, its id). The weight is a view of a writable body (a bytearray), a copy of `bytes`. Raises `WireError`."""
     frame = Frame(body, "head")
-    head = OutputHead(frame.tensor("weight"), frame.real("scale", -1e30, 1e30))
-    head_id = frame.text("head", NAME)
+    weight, bias = (frame.tensor(name) if frame.has(name) else None for name in ("weight", "bias"))
+    scale, softcap = frame.real("scale", -1e30, 1e30), frame.real("softcap", 0.0, 1e30) or None
+    width, head_id = frame.integer("width", 0), frame.text("head", NAME)
     frame.finish()
-    if not len(head.weight):
+    if weight is not None and not len(weight):
         raise WireError("weight: has no rows")
-    return head, head_id
+    if (weight is None) != (width > 0):
+        raise WireError("width: above 0 where there is no weight, else 0")
+    if bias is not None and (weight is None or bias.shape != (len(weight), 1)):
+        raise WireError(f"bias: shape {list(bias.shape)}, but another number of rows in weight")
+    return OutputHead(weight, scale, None if bias is None else bias[:, 0], softcap, width), head_id
 
 
 def _ids(frame: Frame, name: str, rank: int, vocab: int = MAX_INT, lowest: int = 0) -> Array:

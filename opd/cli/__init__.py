@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+import warnings
 
 import typer
 
@@ -30,6 +31,7 @@ def main() -> None:
 
     With OPD_TRACEBACK=1 what led to it comes before: where a plug-in of one's own failed, say.
     """
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"  # type: ignore[assignment]
     try:
         build()()
     except UserError as error:

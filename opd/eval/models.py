@@ -53,6 +53,6 @@ async def open_model(model: str, options: EvalOptions, field: str = "--model") -
     student = load_causal_lm(model, field, dtype=options.dtype)
     digest = weights_digest(student)
     student = student.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))  # type: ignore[arg-type]
-    vocab = min(max(tokenizer.get_vocab().values()) + 1, output_head(student).weight.shape[0])
+    vocab = min(max(tokenizer.get_vocab().values()) + 1, output_head(student).num_rows)
     contexts = Contexts(tokenizer, context_limit(student.config.get_text_config()), options.max_new_tokens, ends)
     yield Opened(HFSampler(student, vocab, ends, max_rows=options.max_rows), contexts, options.max_rows, digest)

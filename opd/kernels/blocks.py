@@ -6,21 +6,50 @@ import torch
 from torch import Tensor
 
 CACHE_BYTES = 10 * 2**20  # two fp32 scratch blocks of this many bytes together stay in the cores' caches
+Rows = slice | Tensor
 
 
-def row_blocks(num_rows: int, vocab: int, device: torch.device) -> Iterator[slice]:
-    """Slices that cover `num_rows` rows of `vocab` columns: cache-sized on the CPU, a single one elsewhere."""
-    step = max(1, CACHE_BYTES // (8 * vocab)) if device.type == "cpu" else max(1, num_rows)
-    for start in range(0, num_rows, step):
-        yield slice(start, min(start + step, num_rows))
+def row_blocks(num_rows: int, vocab: int, device: torch.device, live: Tensor | None = None) -> Iterator[Rows]:
+    """Indices that together cover the rows of which `live` [c] is true: blocks that fit a cache on the CPU, else one."""
+    step = max(1, CACHE_BYTES // (8 * max(1, vocab))) if device.type == "cpu" else max(1, num_rows)
+    if live is None or bool(live.all()):
+        for start in range(0, num_rows, step):
+            yield slice(start, min(start + step, num_rows))
+    else:
+        yield from live.nonzero()[:, 0].split(step)
 
 
 class Scratch:
-    """Fp32 buffers reused from block to block: fresh ones of this size would each be a page fault a page."""
+    """Buffers reused from block to block: fresh ones of this size would each be a page fault a page."""
 
-    def __init__(self, count: int, num_rows: int, vocab: int, device: torch.device) -> None:
-        first = next(row_blocks(num_rows, vocab, device), slice(0, 0))
-        self._buffers = [torch.empty(first.stop, vocab, device=device) for _ in range(count)]
+    def __init__(self, count: int, like: Tensor, vocab: int) -> None:
+        first = next(row_blocks(len(like), vocab, like.device), slice(0, 0))
+        assert isinstance(first, slice)
+        self.dtype = accumulator(like)
+        self._buffers = [like.new_empty(first.stop, vocab, dtype=self.dtype) for _ in range(count)]
 
-    def __call__(self, rows: slice) -> list[Tensor]:
-        return [buffer[: rows.stop - rows.start] for buffer in self._buffers]
+    def __call__(self, rows: Rows) -> list[Tensor]:
+        size = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        return [buffer[:size] for buffer in self._buffers]
+
+
+def exponentials(x: Tensor, out: Tensor) -> Tensor:
+    """Writes e^x times a factor a row to `out` [c, V], and gives the factor [c]. The rows of `x` have the maximum 0.
+
+    Torch's softmax has a faster exponential than `torch.exp`, but its own sum over a long row is off by 1e-5: of its result
+    no more is believed than that it is a multiple, whose factor the largest entry shows.
+    """
+    return torch.softmax(x, -1, out=out).amax(-1)
+
+
+def store(out: Tensor, rows: Rows, block: Tensor) -> None:
+    """out[rows] = block, rounded to the type of `out`."""
+    if isinstance(rows, slice):
+        out[rows].copy_(block)
+    else:
+        out.index_copy_(0, rows, block.to(out.dtype))
+
+
+def accumulator(logits: Tensor) -> torch.dtype:
+    """What is computed in: fp32, or float64 where the logits are, so that the maths can be checked."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -1,86 +1,209 @@
-"""Divergences between two softmaxes over the whole vocabulary, and their gradients, one cache-sized block at a time.
+"""Divergences between two softmaxes over the vocabulary, row by row: reverse KL, forward KL, JSD.
 
-Shape legend: c rows, V columns of the vocabulary in use. q is the student's softmax, p the teacher's. All in fp32.
-Reverse KL: L = E_q[log q - log p], dL/ds_j = scale * q_j ((log q_j - log p_j) - L). Forward KL: L = E_p[log p - log q],
-dL/ds_j = scale * (q_j - p_j). JSD: L = beta KL(p, m) + (1 - beta) KL(q, m) with m = beta p + (1 - beta) q
-(Agarwal et al. 2023, arXiv 2306.13649, equation 1), dL/ds_j = scale * q_j (h_j - E_q[h]), h = (1 - beta) log(q / m).
+`divergence` and `reverse_kl` are differentiable in the student's logits; the other functions are what they are made of, for
+those who hold the logits of one chunk at a time. Kernels: `divergence_triton` on CUDA, `divergence_torch` elsewhere.
+Shape legend: N or c rows, V columns in use, R and S columns of the student's and the teacher's matrix.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from opd.kernels.blocks import Scratch, row_blocks
+from opd.kernels import divergence_torch
+from opd.kernels.blocks import row_blocks
+from opd.kernels.dispatch import on_triton
+from opd.kernels.head import PLAIN, LogitForm
+from opd.kernels.partials import DivergencePartials, DivergenceStats, Kind, astuple_of, divergence_stats_of
+from opd.kernels.shapes import Bool, Float
 
-Block = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+KINDS = ("reverse_kl", "forward_kl", "jsd")
+MODES = ("fused", "recompute")
 
 
-def full_divergence_(
+def divergence(
+    student: Tensor,
+    teacher: Tensor,
+    weight: Tensor | None = None,
+    *,
+    kind: str = "reverse_kl",
+    beta: float = 0.5,
+    temperature: float = 1.0,
+    vocab: int | None = None,
+    student_form: LogitForm | None = None,
+    teacher_form: LogitForm | None = None,
+    mode: str | None = None,
+    inplace: bool = False,
+) -> Tensor:
+    """weight * divergence of each row [N], in nats, fp32; differentiable in `student` alone.
+
+    `student` [N, R] and `teacher` [N, S]: logits in fp32, bf16, fp16 or float64, of any row stride; `weight` [N]. Columns
+    from `vocab` on (by default those that only one of the two has) are never read, nor are rows of weight 0. The forms say
+    what is done to the logits before the softmax; by default they are divided by the temperature. `mode`: `recompute` saves
+    four floats a row (the JSD five) and computes the gradient in the backward pass; `fused` computes it in the forward pass,
+    which costs fewer passes over a row in cache; by default `fused` on the CPU and `recompute` elsewhere. `inplace` writes
+    the gradient over `student`, whose values are lost with the forward pass (`fused`) or with the backward pass.
+
+    Raises `ValueError` for shapes that do not agree, and unknown kinds and modes.
+    """
+    vocab = min(student.shape[1], teacher.shape[1]) if vocab is None else vocab
+    _check(student, teacher, weight, kind, beta, vocab)
+    if mode not in (None, *MODES):
+        raise ValueError(f"mode: one of {', '.join(MODES)}, not {mode!r}")
+    if weight is None:
+        weight = torch.ones(len(student), device=student.device)
+    forms = tuple(LogitForm(1 / temperature) if form is None else form for form in (student_form, teacher_form))
+    fused = mode == "fused" or (mode is None and student.device.type == "cpu" and not on_triton(student))
+    if not (torch.is_grad_enabled() and student.requires_grad):
+        fused = False  # statistics alone
+    return _Divergence.apply(student, teacher, weight, kind, beta, vocab, forms, fused, inplace)  # type: ignore[return-value]
+
+
+reverse_kl, forward_kl, jsd = (partial(divergence, kind=kind) for kind in KINDS)
+
+
+class _Divergence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, student, teacher, weight, kind, beta, vocab, forms, fused, inplace):  # type: ignore[no-untyped-def]
+        used = student.detach()[:, :vocab], teacher.detach()[:, :vocab]
+        ctx.options, ctx.vocab, ctx.fused, ctx.inplace = (kind, beta, *forms), vocab, fused, inplace
+        if fused:
+            whole = _gradient_of(student, inplace, vocab)
+            stats = divergence_with_grad(*used, weight, *ctx.options, out=whole[:, :vocab])
+            ctx.save_for_backward(whole)
+        else:
+            stats = divergence_stats(*used, weight != 0, *ctx.options)
+            ctx.save_for_backward(student, teacher, weight, *stats.saved(kind))
+        return weight * stats.divergence
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, upstream):  # type: ignore[no-untyped-def]
+        if ctx.fused:
+            (whole,) = ctx.saved_tensors
+            if whole.device.type != "cpu" or not bool((upstream == 1).all()):
+                whole = torch.mul(whole, upstream[:, None], out=whole if ctx.inplace else torch.empty_like(whole))
+        else:
+            student, teacher, weight, *saved = ctx.saved_tensors
+            stats = DivergenceStats.restored(ctx.options[0], tuple(saved))
+            used = student.detach()[:, : ctx.vocab], teacher.detach()[:, : ctx.vocab]
+            whole = _gradient_of(student, ctx.inplace, ctx.vocab)
+            divergence_grad(*used, stats, upstream * weight, *ctx.options, out=whole[:, : ctx.vocab])
+        return whole, *[None] * 8
+
+
+def _gradient_of(logits: Tensor, inplace: bool, vocab: int) -> Tensor:
+    """Where the gradient goes: zero already in the columns that are padding."""
+    whole = logits.detach() if inplace else torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    whole[:, vocab:] = 0.0
+    return whole
+
+
+def divergence_stats(
+    student: Float[Tensor, "c V"],
+    teacher: Float[Tensor, "c V"],
+    live: Bool[Tensor, " c"] | None = None,
+    kind: Kind = "reverse_kl",
+    beta: float = 0.5,
+    student_form: LogitForm = PLAIN,
+    teacher_form: LogitForm = PLAIN,
+) -> DivergenceStats:
+    """Divergence, entropy and what the gradient needs; 0 in rows that are not live."""
+    stats = divergence_stats_of(divergence_partials(student, teacher, live, kind, student_form, teacher_form), kind)
+    if kind == "jsd":
+        loss, mean = jsd_sums(student, teacher, stats, live, beta, student_form, teacher_form)
+        stats = replace(stats, divergence=loss, mean=mean)
+    return stats
+
+
+def divergence_partials(
+    student: Float[Tensor, "c V"],
+    teacher: Float[Tensor, "c V"],
+    live: Bool[Tensor, " c"] | None,
+    kind: Kind,
+    student_form: LogitForm,
+    teacher_form: LogitForm,
+) -> DivergencePartials:
+    """One pass over these columns, which may be some of a row's alone."""
+    return _twin(student).partials(student, teacher, live, kind, student_form, teacher_form)
+
+
+def jsd_sums(
+    student: Float[Tensor, "c V"],
+    teacher: Float[Tensor, "c V"],
+    stats: DivergenceStats,
+    live: Bool[Tensor, " c"] | None,
+    beta: float,
+    student_form: LogitForm,
+    teacher_form: LogitForm,
+) -> tuple[Tensor, Tensor]:
+    """(JSD, mean) of these columns, whose sums over all columns of a row are `divergence` and `mean` of its statistics."""
+    return _twin(student).jsd_sums(student, teacher, stats, live, beta, student_form, teacher_form)
+
+
+def divergence_grad(
+    student: Float[Tensor, "c V"],
+    teacher: Float[Tensor, "c V"],
+    stats: DivergenceStats,
+    upstream: Float[Tensor, " c"],
+    kind: Kind,
+    beta: float,
+    student_form: LogitForm,
+    teacher_form: LogitForm,
+    out: Float[Tensor, "c V"],
+) -> None:
+    """Writes the gradient of sum(upstream * divergence) with respect to `student` to `out`, which may be either input."""
+    _twin(student).grad(student, teacher, stats, upstream, kind, beta, student_form, teacher_form, out)
+
+
+def divergence_with_grad(
     student: Float[Tensor, "c V"],
     teacher: Float[Tensor, "c V"],
     weight: Float[Tensor, " c"],
-    kind: str = "reverse_kl",
-    beta: float = 0.5,
-    student_scale: float = 1.0,
-    teacher_scale: float = 1.0,
-) -> Float[Tensor, " c"]:
-    """Divergence of each row, in nats. Overwrites `teacher` by the gradient of sum(weight * divergence) with respect to
-    `student`, which is left as it is.
-
-    The scales (one over the temperature, times the model's own logit scale) multiply the logits before the softmax.
-    """
-    c, vocab = student.shape
-    out = torch.empty(c, device=student.device)
-    scratch = Scratch(3, c, vocab, student.device)
-    block = {"reverse_kl": _reverse_kl, "forward_kl": _forward_kl, "jsd": _jsd(beta)}[kind]
-    for rows in row_blocks(c, vocab, student.device):
-        x, y, e = scratch(rows)
-        for scaled, logits, scale in ((x, student, student_scale), (y, teacher, teacher_scale)):
-            scaled.copy_(logits[rows])
-            scaled.sub_(scaled.amax(-1, keepdim=True)).mul_(scale)  # in this order an offset costs no digits
-        out[rows] = block(x, y, e, (weight[rows] * student_scale)[:, None])
-        teacher[rows] = y
-    return out
-
-
-def _reverse_kl(x: Tensor, y: Tensor, e: Tensor, weight: Tensor) -> Tensor:
-    """Row maxima are 0. Leaves the gradient in `y`. The log-ratio d = x - y is formed before the normalisers come in, so
-    that equal rows give exactly 0 and near rows keep their digits."""
-    torch.exp(y, out=e)
-    y_sum = e.sum(-1)
-    torch.exp(x, out=e)
-    z = e.sum(-1)
-    torch.sub(x, y, out=y)
-    mean = torch.linalg.vecdot(e, y) / z
-    y.sub_(mean[:, None]).mul_(e).mul_(weight / z[:, None])
-    return mean - (z / y_sum).log()
+    kind: Kind,
+    beta: float,
+    student_form: LogitForm,
+    teacher_form: LogitForm,
+    out: Float[Tensor, "c V"],
+) -> DivergenceStats:
+    """Both, for a `weight` that is known: writes the gradient of sum(weight * divergence) to `out`."""
+    if on_triton(student):
+        stats = divergence_stats(student, teacher, weight != 0, kind, beta, student_form, teacher_form)
+        divergence_grad(student, teacher, stats, weight, kind, beta, student_form, teacher_form, out)
+        return stats
+    if kind == "reverse_kl":
+        return divergence_torch.reverse_kl_with_grad(student, teacher, weight, student_form, teacher_form, out)
+    blocks = []
+    for rows in row_blocks(len(student), student.shape[1], student.device):
+        assert isinstance(rows, slice)
+        forms = student_form, teacher_form
+        stats = divergence_stats(student[rows], teacher[rows], weight[rows] != 0, kind, beta, *forms)
+        divergence_grad(student[rows], teacher[rows], stats, weight[rows], kind, beta, *forms, out=out[rows])
+        blocks.append(stats)
+    blocks = blocks or [divergence_stats(student, teacher, None, kind, beta)]
+    return DivergenceStats(*(torch.cat(column) for column in zip(*map(astuple_of, blocks))))
 
 
-def _forward_kl(x: Tensor, y: Tensor, e: Tensor, weight: Tensor) -> Tensor:
-    torch.exp(y, out=e)
-    y_sum = e.sum(-1)
-    torch.sub(y, x, out=y)
-    mean = torch.linalg.vecdot(e, y) / y_sum
-    torch.exp(x, out=x)
-    z = x.sum(-1)
-    torch.mul(x, 1 / z[:, None], out=y)
-    y.sub_(e.mul_(1 / y_sum[:, None])).mul_(weight)
-    return mean + (z / y_sum).log()
+def _twin(logits: Tensor) -> Any:
+    """The module that computes on this device."""
+    if on_triton(logits):
+        from opd.kernels import divergence_triton
+
+        return divergence_triton
+    return divergence_torch
 
 
-def _jsd(beta: float) -> Block:
-    def block(x: Tensor, y: Tensor, e: Tensor, weight: Tensor) -> Tensor:
-        y_sum = torch.exp(y, out=e).sum(-1, keepdim=True)
-        d = y.sub_(x)
-        z = x.exp_().sum(-1, keepdim=True)
-        d.sub_((y_sum / z).log())  # log(p / q), exactly 0 where the rows are equal
-        p, q = e.div_(y_sum), x.div_(z)
-        low = torch.where(d > 0, 1 - beta, beta).mul_(torch.expm1(-d.abs())).log1p_()  # log(m / max(p, q))
-        over_p, h = low + (-d).relu_(), low.add_(d.relu()).mul_(beta - 1)  # log(m / p), and h of the module
-        mean = torch.linalg.vecdot(q, h)
-        torch.mul(q, h.sub_(mean[:, None]), out=y).mul_(weight)
-        return mean - beta * torch.linalg.vecdot(p, over_p)
-
-    return block
+def _check(student: Tensor, teacher: Tensor, weight: Tensor | None, kind: str, beta: float, vocab: int) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind: one of {', '.join(KINDS)}, not {kind!r}")
+    if not 0 < beta < 1:
+        raise ValueError(f"beta: between 0 and 1, not {beta}")
+    if student.ndim != 2 or teacher.ndim != 2 or len(student) != len(teacher):
+        raise ValueError(f"logits: two matrices with as many rows, not {tuple(student.shape)} and {tuple(teacher.shape)}")
+    if not 1 <= vocab <= min(student.shape[1], teacher.shape[1]):
+        raise ValueError(f"vocab: between 1 and the columns of both ({student.shape[1]}, {teacher.shape[1]}), not {vocab}")
+    if weight is not None and weight.shape != student.shape[:1]:
+        raise ValueError(f"weight: one number a row, {len(student)}, not {tuple(weight.shape)}")

@@ -6,7 +6,6 @@ the gradient with respect to the logits is formed at once, in their place, and t
 Shape legend: N rows, c rows of a chunk, H hidden size, V columns of the vocabulary in use, M ids a row.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +13,15 @@ from dataclasses import dataclass, field
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from opd.kernels.divergence import full_divergence_
-from opd.kernels.gather import gather_logprob, gather_logprob_grad_
-from opd.models import OutputHead
+from opd.kernels import LogitForm, OutputHead, linear_gather_logprob
+from opd.kernels.chunks import chunk_rows, fused_head, logits_buffer, row_chunks
+from opd.kernels.divergence import divergence_stats, divergence_with_grad
+from opd.kernels.gather import gather_grad, gather_stats
+from opd.kernels.topk import topk_divergence
 from opd.objective.batching import MicroBatch, PackedTerm, select_rows
-from opd.objective.terms import KINDS, topk_divergence
+from opd.objective.terms import KINDS
 from opd.records import Hidden, TopK
 
 
@@ -31,6 +33,10 @@ class LossSpec:
     vocab: int  # columns in use: student and teacher agree on these ids, later rows are padding
     temperature: float
     chunk_bytes: int
+
+    def chunk_rows(self, hidden: Tensor) -> int:
+        """Rows of one chunk of the student's logits."""
+        return chunk_rows(self.chunk_bytes, self.vocab, hidden.element_size())
 
 
 @dataclass
@@ -61,127 +67,107 @@ class RowSums:
 
 
 def head_loss(
-    hidden: Float[Tensor, "N H"], weight: Float[Tensor, "R H"], scale: float, batch: MicroBatch, spec: LossSpec
-) -> tuple[Tensor, RowSums]:
-    """The scaled sum of all terms (a scalar with a gradient to `hidden` and `weight`), and sums for metrics.
+    hidden: Float[Tensor, "N H"], head: OutputHead, batch: MicroBatch, spec: LossSpec
+) -> tuple[Float[Tensor, ""], RowSums]:
+    """The scaled sum of all terms (a scalar with a gradient to `hidden` and the head), and sums for metrics.
 
-    `weight` is the student's output head, whose first V rows are in use; its logits are multiplied by `scale`. The GEMMs
-    run in the type of `hidden`; everything after them in fp32.
+    `head` is the student's. The products run in the type of `hidden`; everything after them in fp32.
     """
     sums = RowSums()
-    return _HeadLoss.apply(hidden, weight, scale, batch, spec, sums), sums  # type: ignore[return-value]
+    parts = hidden, head.weight, head.bias
+    want = tuple(torch.is_grad_enabled() and part is not None and part.requires_grad for part in parts)
+    return _HeadLoss.apply(*parts, head, batch, spec, sums, want), sums  # type: ignore[return-value]
 
 
 class _HeadLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, scale, batch, spec, sums):  # type: ignore[no-untyped-def]
-        with torch.autocast(hidden.device.type, enabled=False):
-            loss, grad_hidden, grad_weight = _forward(
-                hidden, weight, scale, batch, spec, sums, ctx.needs_input_grad[0], ctx.needs_input_grad[1]
-            )
-        ctx.save_for_backward(grad_hidden, grad_weight)
+    def forward(ctx, hidden, weight, bias, head, batch, spec, sums, want):  # type: ignore[no-untyped-def]
+        chunks = row_chunks(len(hidden), spec.chunk_rows(hidden), batch.unit_starts)
+        chunk_loss = _ChunkLoss(batch, head.form(spec.temperature), spec, sums, any(want), chunks)
+        loss, *grads = fused_head(hidden, head, spec.vocab, chunks, chunk_loss, want)
+        ctx.save_for_backward(*grads)
         return loss
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad_loss):  # type: ignore[no-untyped-def]
-        scaled = [None if grad is None else grad.mul_(grad_loss) for grad in ctx.saved_tensors]
-        return *scaled, None, None, None, None
-
-
-def _forward(hidden, weight, scale, batch, spec, sums, want_hidden, want_weight):  # type: ignore[no-untyped-def]
-    n, vocab = hidden.shape[0], spec.vocab
-    used = weight[:vocab].to(hidden.dtype)
-    grad_hidden = torch.empty_like(hidden) if want_hidden else None
-    grad_weight = torch.zeros_like(weight) if want_weight else None
-    chunks = row_chunks(n, max(1, spec.chunk_bytes // (vocab * hidden.element_size())), batch.unit_starts)
-    largest = max((rows.stop - rows.start for rows in chunks), default=0)
-    logits = torch.empty(largest, vocab, dtype=hidden.dtype, device=hidden.device)
-    spare = torch.empty_like(used) if want_weight and len(chunks) > 1 and used.dtype != weight.dtype else None
-    loss = torch.zeros((), device=hidden.device)
-    for rows in chunks:
-        chunk = logits[: rows.stop - rows.start]
-        torch.mm(hidden[rows], used.t(), out=chunk)
-        loss += _chunk_loss_(chunk, select_rows(batch, rows), scale, spec, sums)
-        if grad_hidden is not None:
-            torch.mm(chunk, used, out=grad_hidden[rows])
-        if grad_weight is not None:
-            if used.dtype == weight.dtype:
-                grad_weight[:vocab].addmm_(chunk.t(), hidden[rows])
-            else:  # a low-precision product, added up in the master type
-                grad_weight[:vocab] += torch.mm(chunk.t(), hidden[rows], out=spare)
-    return loss, grad_hidden, grad_weight
-
-
-def row_chunks(num_rows: int, size: int, unit_starts: Tensor | None) -> list[slice]:
-    """All rows, about `size` at a time: no unit is cut in two, so that a chunk may be longer by the rest of one."""
-    if unit_starts is None:
-        return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
-    allowed = [*unit_starts.nonzero()[:, 0].tolist(), num_rows]
-    chunks, start = [], 0
-    while start < num_rows:
-        stop = allowed[min(bisect_left(allowed, start + size), len(allowed) - 1)]
-        chunks.append(slice(start, stop))
-        start = stop
-    return chunks
+        return *(None if grad is None else grad.mul_(grad_loss) for grad in ctx.saved_tensors), *[None] * 5
 
 
 @torch.no_grad()
-def row_logps(
-    hidden: Float[Tensor, "N H"], weight: Float[Tensor, "R H"], scale: float, batch: MicroBatch, spec: LossSpec
-) -> Float[Tensor, " N"]:
+def row_logps(hidden: Float[Tensor, "N H"], head: OutputHead, batch: MicroBatch, spec: LossSpec) -> Float[Tensor, " N"]:
     """The student's log-prob of each row's token."""
-    head = OutputHead(weight[: spec.vocab].to(hidden.dtype), scale)
-    size = max(1, spec.chunk_bytes // (spec.vocab * hidden.element_size()))
-    parts = [
-        gather_logprob(head.logits(states, spec.vocab), ids[:, None], scale / spec.temperature).logp[:, 0]
-        for states, ids in zip(hidden.split(size), batch.token_ids.split(size))
-    ]
-    return torch.cat(parts) if parts else hidden.new_zeros(0, dtype=torch.float32)
+    options = {"temperature": spec.temperature, "vocab": spec.vocab, "max_bytes": spec.chunk_bytes}
+    return linear_gather_logprob(hidden, head, batch.token_ids[:, None], **options).logp[:, 0]
 
 
-def _chunk_loss_(logits: Tensor, batch: MicroBatch, scale: float, spec: LossSpec, sums: RowSums) -> Tensor:
-    """Loss of one chunk; overwrites `logits` [c, V] by its gradient."""
-    student_scale = scale / spec.temperature
-    dense = [t for t in batch.terms if isinstance(t.inputs.get("target"), Hidden)]
-    others = [t for t in batch.terms if not isinstance(t.inputs.get("target"), Hidden)]
-    columns = [
-        batch.token_ids[:, None],
-        *(t.inputs["target"].ids for t in others if isinstance(t.inputs.get("target"), TopK)),
-    ]
-    ids = torch.cat(columns, dim=1)
-    stats = gather_logprob(logits, ids, student_scale)
-    sums.add("entropy", stats.entropy)
-    sums.add("mismatch", (stats.logp[:, 0] - batch.sampler_logps).abs())
-    with torch.enable_grad():
-        logp = stats.logp.requires_grad_()
-        loss = _gathered_loss(logp, others, batch, sums)
-    (grad,) = torch.autograd.grad(loss, logp) if loss.requires_grad else (torch.zeros_like(logp),)
-    total, added = loss.detach(), None
-    for term in dense:
-        value, gradient = _dense_loss(logits, term, student_scale, spec, sums)
-        total, added = total + value, gradient if added is None else added.add_(gradient)
-    if added is not None and not others:
-        logits.copy_(added)
-    else:
-        gather_logprob_grad_(logits, ids, stats, grad, student_scale, add=added)
-    return total
+class _ChunkLoss:
+    """Loss of the rows of one chunk from their raw logits [c, V], which it overwrites by their gradient if one is wanted."""
+
+    def __init__(
+        self, batch: MicroBatch, form: LogitForm, spec: LossSpec, sums: RowSums, wanted: bool, chunks: Sequence[slice]
+    ) -> None:
+        self.batch, self.form, self.spec, self.sums, self.wanted, self.chunks = batch, form, spec, sums, wanted, chunks
+        self._buffers: dict[int, Tensor] = {}  # of teachers' logits, by the place of the term
+
+    def __call__(self, logits: Tensor, rows: slice) -> Tensor:
+        batch = select_rows(self.batch, rows)
+        dense = [term for term in batch.terms if isinstance(term.inputs.get("target"), Hidden)]
+        others = [term for term in batch.terms if not isinstance(term.inputs.get("target"), Hidden)]
+        tops = [term.inputs["target"] for term in others if isinstance(term.inputs.get("target"), TopK)]
+        ids = torch.cat([batch.token_ids[:, None], *(top.ids for top in tops)], dim=1)
+        stats = gather_stats(logits, ids, self.form)
+        self.sums.add("entropy", stats.entropy)
+        self.sums.add("mismatch", (stats.logp[:, 0] - batch.sampler_logps).abs())
+        with torch.enable_grad():
+            logp = stats.logp.requires_grad_(self.wanted)
+            loss = _gathered_loss(logp, others, batch, self.sums)
+        total, added = loss.detach(), None
+        alone = logits if len(dense) == 1 and not others else None
+        for place, term in enumerate(dense):
+            value, gradient = self._dense(logits, term, place, alone)
+            total = total + value
+            added = gradient if added is None or gradient is None else added.add_(gradient)
+        if self.wanted and alone is None:
+            (grad,) = torch.autograd.grad(loss, logp) if loss.requires_grad else (torch.zeros_like(logp),)
+            gather_grad(logits, ids, stats, grad, form=self.form, add=added)
+        return total
+
+    def _dense(self, logits: Tensor, term: PackedTerm, place: int, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Loss of a full-vocabulary divergence, and its gradient [c, V]: in `out`, or in place of the teacher's logits."""
+        inputs, target = term.inputs, term.inputs["target"]
+        head, (states,) = self.spec.heads[target.head], target.states
+        dtype = states.dtype if head.weight is None else head.weight.dtype
+        if place not in self._buffers:
+            self._buffers[place] = logits_buffer(self.chunks, self.spec.vocab, dtype, logits.device)
+        teacher = head.raw(states, self.spec.vocab, out=self._buffers[place][: len(states)])
+        how = inputs["divergence"], inputs["beta"], self.form, head.form(self.spec.temperature)
+        if self.wanted:
+            out = teacher if out is None else out
+            stats = divergence_with_grad(logits, teacher, term.scale, *how, out=out)
+        else:
+            stats, out = divergence_stats(logits, teacher, term.scale != 0, *how), None
+        self.sums.add(inputs["divergence"], stats.divergence[term.scale != 0])
+        return (term.scale * stats.divergence).sum(), out
 
 
 def _gathered_loss(logp: Tensor, terms: Iterable[PackedTerm], batch: MicroBatch, sums: RowSums) -> Tensor:
     """The terms that depend on log-probs [c, M] at a few ids: the sampled token in column 0, then each TopK's own."""
     loss, column = logp.new_zeros(()), 1
     for term in terms:
-        target = term.inputs.get("target")
-        if isinstance(target, TopK):
+        if isinstance(term.inputs.get("target"), TopK):
+            inputs, target = term.inputs, term.inputs["target"]
             width = target.ids.shape[1]
-            inputs = {
-                **term.inputs,
-                "target_logps": target.logps,
-                "target_tail": target.tail,
-                "present": target.ids >= 0,
-                "unknown": target.unknown,
-            }
-            value = topk_divergence(logp[:, column : column + width], inputs)
+            value = topk_divergence(
+                logp[:, column : column + width],
+                target.logps,
+                target.tail,
+                target.ids >= 0,
+                outside=inputs["tail"],
+                kind=inputs["divergence"],
+                beta=inputs["beta"],
+                unknown=target.unknown,
+            )
             column += width
             sums.add(term.inputs.get("figure", term.inputs["divergence"]), value[term.scale != 0])
         else:
@@ -201,16 +187,3 @@ def _gathered_loss(logp: Tensor, terms: Iterable[PackedTerm], batch: MicroBatch,
                 sums.add(name, rows[live])
         loss = loss + (term.scale * value).sum()
     return loss
-
-
-def _dense_loss(logits: Tensor, term: PackedTerm, scale: float, spec: LossSpec, sums: RowSums) -> tuple[Tensor, Tensor]:
-    """Loss of one full-vocabulary divergence, and its gradient [c, V] with respect to the student's logits."""
-    target = term.inputs["target"]
-    head, (states,) = spec.heads[target.head], target.states
-    teacher = head.logits(states, spec.vocab)
-    kind = term.inputs["divergence"]
-    rows = full_divergence_(
-        logits, teacher, term.scale, kind, term.inputs["beta"], scale, teacher_scale=head.scale / spec.temperature
-    )
-    sums.add(kind, rows)
-    return (term.scale * rows).sum(), teacher

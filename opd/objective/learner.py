@@ -11,14 +11,20 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import get_scheduler
 
 from opd.errors import UserError
-from opd.models import OutputHead, decoder, output_head
+from opd.kernels import OutputHead
+from opd.models import context_limit, decoder, last_states, output_head
 from opd.objective.baseline import with_baselines
 from opd.objective.batching import MicroBatch, Taught, empty_batch, micro_batches, num_trainable
 from opd.objective.config import ObjectiveConfig, OptimizerConfig
 from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_logps
+
+BATCH_TOKENS = 16384
+CPU_BATCH_TOKENS = 256  # enough for its matrix products; the activations of more only take memory
+WIDTH_MULTIPLE = 32  # tokens: of shapes that recur, buffers and compiled products are used again
 
 Metrics = dict[str, float]
 Sums = defaultdict[str, RowSums]  # by domain, or all under ""
@@ -30,18 +36,23 @@ class StudentLoss(nn.Module):
     def __init__(self, model: nn.Module, precision: torch.dtype) -> None:
         super().__init__()
         self.model, self.precision = model, precision
+        self.max_width = context_limit(model.config.get_text_config())  # type: ignore[union-attr,operator]
 
     def forward(self, batch: MicroBatch, spec: LossSpec, logps_only: bool = False) -> Any:
         """(loss, sums for metrics), or each row's log-prob [N]."""
         low = self.precision == torch.bfloat16
         with torch.autocast(batch.input_ids.device.type, torch.bfloat16, enabled=low):
-            states = decoder(self.model)(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-        hidden = states.reshape(-1, states.shape[-1])[batch.rows]
+            states = last_states(decoder(self.model)(input_ids=self._widened(batch.input_ids), use_cache=False))
+        hidden = states[:, : batch.input_ids.shape[1]].reshape(-1, states.shape[-1])[batch.rows]
         if low:
             hidden = hidden.to(torch.bfloat16)
-        head = output_head(self.model)
         compute = row_logps if logps_only else head_loss
-        return compute(hidden, head.weight, head.scale, batch, spec)
+        return compute(hidden, output_head(self.model), batch, spec)
+
+    def _widened(self, input_ids: Tensor) -> Tensor:
+        """With more padding on the right, to a multiple of WIDTH_MULTIPLE where the model has so many positions."""
+        width = input_ids.shape[1]
+        return pad(input_ids, (0, max(0, min(-width % WIDTH_MULTIPLE, self.max_width - width))))
 
 
 class Learner:
@@ -69,7 +80,9 @@ class Learner:
         precision = getattr(torch, objective.precision)
         self.loss, self.optimizer = accelerator.prepare(
             StudentLoss(student, precision),
-            torch.optim.AdamW(trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay),
+            torch.optim.AdamW(
+                trained, optimizer.lr, optimizer.betas, optimizer.eps, weight_decay=optimizer.weight_decay, fused=True
+            ),
         )
         self.reference = reference
         if isinstance(reference, nn.Module):
@@ -82,6 +95,8 @@ class Learner:
             math.ceil(optimizer.warmup_ratio * updates),
             updates,
         )
+        default_tokens = CPU_BATCH_TOKENS if accelerator.device.type == "cpu" else BATCH_TOKENS
+        self.batch_tokens = default_tokens if objective.micro_batch_tokens is None else objective.micro_batch_tokens
         self.by_domain, self.nonfinite_in_a_row = by_domain, 0
 
     @property
@@ -138,8 +153,8 @@ class Learner:
             yield tokens, batches + [empty_batch(self.accelerator.device)] * (most - len(batches))
 
     def _batches(self, taught: Sequence[Taught], normalizer: str, tokens: int, rollouts: int) -> list[MicroBatch]:
-        budget, device = self.config.micro_batch_tokens, self.accelerator.device
-        return micro_batches(taught, budget, normalizer, tokens, rollouts, device, self.by_domain)
+        device = self.accelerator.device
+        return micro_batches(taught, self.batch_tokens, normalizer, tokens, rollouts, device, self.by_domain)
 
     def _logps(self, batch: MicroBatch) -> Tensor:
         self.loss.eval()  # dropout would add noise to the ratio

@@ -5,7 +5,6 @@ else in `inputs` is detached. A function returns each row's loss, in nats, and f
 Third parties register a function for a further kind of their own with `register`.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +17,6 @@ from opd.objective.penalty import penalty
 Inputs = Mapping[str, Any]
 Figures = dict[str, Tensor]
 SampledLoss = Callable[[Tensor, Inputs], tuple[Tensor, Figures]]
-
-MIN_TAIL = 1e-7  # fp32 cannot tell a smaller mass from the rounding of 1 - sum
 
 
 def policy_gradient(logp: Float[Tensor, " c"], inputs: Inputs) -> tuple[Tensor, Figures]:
@@ -85,45 +82,6 @@ def unit_means(values: Float[Tensor, " c"], starts: Bool[Tensor, " c"]) -> Float
     sums = values.new_zeros(len(values)).index_add_(0, unit, values)
     sizes = values.new_zeros(len(values)).index_add_(0, unit, torch.ones_like(values))
     return (sums / sizes.clamp(min=1))[unit]
-
-
-def topk_divergence(log_q: Float[Tensor, "c K"], inputs: Inputs) -> Tensor:
-    """Divergence over the K tokens of `target`, in nats.
-
-    Inputs: `target_logps` [c, K], `target_tail` [c], `present` [c, K] bool, `tail` (tail | renormalise | truncate),
-    `divergence` (reverse_kl | forward_kl | jsd), `beta`. `tail` adds the mass outside as one more token, so K = V is
-    exact; `truncate` is the divergence of unnormalised measures, sum a log(a/b) - a + b, which is never negative. `unknown`
-    [c, K] bool, where given, are tokens that the target does not have: log_q is conditioned on their not being drawn.
-    """
-    present, tail = inputs["present"], inputs["tail"]
-    if (unknown := inputs.get("unknown")) is not None:
-        known = 1 - (log_q.exp() * unknown).sum(-1, keepdim=True)
-        log_q, present = log_q - known.clamp(min=MIN_TAIL).log(), present & ~unknown
-    log_p = inputs["target_logps"].masked_fill(~present, 0.0)
-    log_q = log_q.masked_fill(~present, 0.0)
-    keep = present
-    if tail == "tail":
-        q_tail = 1 - (log_q.exp() * present).sum(-1, keepdim=True)
-        p_tail = inputs["target_tail"][:, None]
-        log_q = torch.cat([log_q, q_tail.clamp(min=MIN_TAIL).log()], -1)
-        log_p = torch.cat([log_p, p_tail.clamp(min=MIN_TAIL).log()], -1)
-        keep = torch.cat([present, torch.ones_like(present[:, :1])], -1)
-    elif tail == "renormalise":
-        lowest = torch.finfo(log_q.dtype).min  # not -inf: a row may have no entry at all, and must not become NaN
-        log_q = (log_q - log_q.masked_fill(~present, lowest).logsumexp(-1, keepdim=True)).masked_fill(~present, 0.0)
-        log_p = (log_p - log_p.masked_fill(~present, lowest).logsumexp(-1, keepdim=True)).masked_fill(~present, 0.0)
-    return (_pointwise(log_q, log_p, inputs["divergence"], inputs["beta"]) * keep).sum(-1)
-
-
-def _pointwise(log_q: Tensor, log_p: Tensor, divergence: str, beta: float) -> Tensor:
-    """Summands of the divergence of (possibly unnormalised) measures; the parts without a log cancel when both sum to 1."""
-    q, p = log_q.exp(), log_p.exp()
-    if divergence == "reverse_kl":
-        return q * (log_q - log_p) - q + p
-    if divergence == "forward_kl":
-        return p * (log_p - log_q) - p + q
-    mixture = torch.logaddexp(log_p + math.log(beta), log_q + math.log1p(-beta))  # p and q may both underflow
-    return beta * p * (log_p - mixture) + (1 - beta) * q * (log_q - mixture)
 
 
 KINDS: dict[str, SampledLoss | None] = {  # None: see head_loss

@@ -8,13 +8,12 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from opd.errors import UserError
-from opd.models import OutputHead, decoder, output_head
+from opd.kernels import OutputHead, linear_gather_logprob
+from opd.models import decoder, last_states, output_head
 from opd.records import Array
 
 IGNORED = -100  # a label that is not trained
@@ -23,21 +22,19 @@ IGNORED = -100  # a label that is not trained
 def answer_nll(
     hidden: Float[Tensor, "N H"], head: OutputHead, ids: Int[Tensor, " N"], chunk_bytes: int
 ) -> Float[Tensor, ""]:
-    """Summed negative log-probs of `ids`, in nats, fp32. Logits are made anew in the backward pass, a chunk at a time.
+    """Summed negative log-probs of `ids`, in nats, fp32, `chunk_bytes` of logits at a time.
 
     Under autocast the products have its type; the gradient of the head is added up in the type of the head.
     """
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-
-    def chunk(states: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(kind, enabled=False):  # its cast of the weight would be one for all chunks, and so their sum
-            logits = F.linear(states.to(dtype), head.weight.to(dtype)).float()
-            return F.cross_entropy(logits * head.scale, targets, reduction="sum")
-
-    size = max(1, chunk_bytes // (4 * head.weight.shape[0]))
-    parts = zip(hidden.split(size), ids.split(size))
-    return torch.stack([checkpoint(chunk, *part, use_reentrant=False) for part in parts]).sum()  # type: ignore[arg-type]
+    if torch.is_autocast_enabled(kind):
+        hidden = hidden.to(torch.get_autocast_dtype(kind))
+    minus = torch.full((len(ids), 1), -1.0, device=hidden.device)
+    if not torch.is_grad_enabled():
+        return -linear_gather_logprob(hidden, head, ids[:, None], max_bytes=chunk_bytes).logp.sum()
+    loss = linear_gather_logprob(hidden, head, ids[:, None], mode="fused", grad_logp=minus, max_bytes=chunk_bytes).loss
+    assert loss is not None
+    return loss
 
 
 def return_answer_nll(model: nn.Module, chunk_bytes: int) -> None:
@@ -48,7 +45,7 @@ def return_answer_nll(model: nn.Module, chunk_bytes: int) -> None:
     base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
     def forward(self: Any, input_ids: Tensor, position_ids: Tensor, labels: Tensor, **_: Any) -> dict[str, Tensor]:
-        states = decoder(self)(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
+        states = last_states(decoder(self)(input_ids=input_ids, position_ids=position_ids, use_cache=False))
         targets = labels[0, 1:]
         trained = (targets != IGNORED).nonzero()[:, 0]
         return {"loss": answer_nll(states[0, trained], output_head(self), targets[trained], chunk_bytes)}
@@ -73,14 +70,14 @@ def pieces(batch: dict[str, Tensor], max_tokens: int) -> list[dict[str, Tensor]]
 def check_neighbours(model: nn.Module, ids: Array, precision: str) -> None:
     """Raises `UserError` for a model whose examples see those before them in a row, as with layers of a running state."""
     half = len(ids) // 2
-    device = output_head(model).weight.device
+    device = next(model.parameters()).device
     tokens = torch.as_tensor(ids, dtype=torch.long, device=device)[None, : 2 * half]
     positions = torch.arange(half, device=device)[None]
     layers, training = decoder(model), model.training
     model.eval()
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-        packed = layers(input_ids=tokens, position_ids=positions.repeat(1, 2), use_cache=False).last_hidden_state[:, half:]
-        alone = layers(input_ids=tokens[:, half:], position_ids=positions, use_cache=False).last_hidden_state
+        packed = last_states(layers(input_ids=tokens, position_ids=positions.repeat(1, 2), use_cache=False))[:, half:]
+        alone = last_states(layers(input_ids=tokens[:, half:], position_ids=positions, use_cache=False))
     model.train(training)
     rounding = 0.1 if precision == "bfloat16" or packed.dtype == torch.bfloat16 else 1e-3
     if (packed - alone).norm() > rounding * alone.norm():

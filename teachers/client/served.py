@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from opd.errors import UserError
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.records import SampleRequest, ScoreRequest, Scores, Turn
 from opd.teachers.client.addresses import check_addresses, read_token
 from opd.teachers.client.answers import check_scores, check_turn
@@ -155,7 +155,7 @@ class ServedTeacher:
     async def _score(self, request: ScoreRequest) -> Scores:
         request = replace(request, k=min(request.k, self.vocab))
         vocab, floor = self.vocab, self.config.logp_floor
-        hidden_size = None if self._head is None else self._head.weight.shape[1]
+        hidden_size = None if self._head is None else self._head.hidden_size
 
         def read(body: bytearray) -> Scores:
             scores, weights = decode_scores(body)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from opd.errors import UserError
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.teachers.client.handshake import Identity, Info, read_info
 from opd.teachers.client.listening import ListeningClock
 from opd.teachers.client.replica import Busy, Failed, Replica, last_errors, open_session, pause_s, within
@@ -144,7 +144,7 @@ def _read_head(body: bytearray, identity: Identity) -> OutputHead:
         head, head_id = decode_head(body)
     except WireError as error:
         raise Failed(f"a malformed head: {error}") from None
-    if not head_id == identity.head == head_digest(head) or len(head.weight) != identity.rows:
+    if not head_id == identity.head == head_digest(head) or head.num_rows != identity.rows:
         raise Failed("another head than the one it was asked for")
     return head
 

@@ -83,7 +83,7 @@ class ServedModel:
     @property
     def rows(self) -> int:
         """Rows of the output head, padding included."""
-        return self.model.head.weight.shape[0]
+        return self.model.head.num_rows
 
     @property
     def vocab(self) -> int:
@@ -99,7 +99,7 @@ class ServedModel:
     @property
     def hidden_bytes(self) -> int:
         """Of one token's last hidden state."""
-        return self.model.head.weight.shape[1] * self.model.head.weight.dtype.itemsize
+        return self.model.head.hidden_size * self.model.dtype.itemsize
 
     def info(self) -> dict[str, Any]:
         """What a client compares before it believes an answer."""
@@ -113,7 +113,7 @@ class ServedModel:
             "head": self.head_id,
             "eos_ids": list(self.eos_ids),
             "max_context": self.max_context,
-            "dtype": str(self.model.head.weight.dtype).removeprefix("torch."),
+            "dtype": str(self.model.dtype).removeprefix("torch."),
             "cached_streams": self.model.cached_streams,
         }
 

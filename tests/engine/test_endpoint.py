@@ -12,6 +12,7 @@ import opd
 from opd.config import build_config
 from opd.contexts import Contexts
 from opd.masking import masked
+from opd.models import output_head
 from opd.objective.batching import Taught, micro_batches, num_trainable
 from opd.objective.head_loss import LossSpec, head_loss
 from opd.objective.learner import Learner
@@ -74,7 +75,7 @@ def gradients(micro_model, vocab):
         total = torch.zeros((), dtype=torch.float64)
         for batch in micro_batches(taught, 256, "token_mean", tokens, rollouts, torch.device("cpu")):
             hidden = model.model(batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)[batch.rows]
-            loss, _ = head_loss(hidden, model.lm_head.weight, 1.0, batch, spec)
+            loss, _ = head_loss(hidden, output_head(model), batch, spec)
             total = total + loss
         total.backward()
         return float(total.detach()), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -116,7 +117,7 @@ def test_masked_tokens_have_no_gradient_and_the_others_theirs(
         with torch.no_grad():
             states = model.model(batch.input_ids, use_cache=False).last_hidden_state.flatten(0, 1)
         states = states.requires_grad_()
-        head_loss(states[batch.rows], model.lm_head.weight, 1.0, batch, spec)[0].backward()
+        head_loss(states[batch.rows], output_head(model), batch, spec)[0].backward()
         assert states.grad is not None
         first = len(rollout.turns[0].context_ids) - 1
         return states.grad[first : first + rollout.num_tokens]

@@ -88,7 +88,7 @@ def row_gradients(parts: Parts, taught: list[Taught]) -> tuple[Tensor, Tensor]:
             states = decoder(parts.learner.student)(input_ids=batch.input_ids).last_hidden_state
         hidden = states.reshape(-1, states.shape[-1])[batch.rows].requires_grad_()
         head = output_head(parts.learner.student)
-        loss, _ = head_loss(hidden, head.weight.detach(), head.scale, batch, parts.learner.spec)
+        loss, _ = head_loss(hidden, head, batch, parts.learner.spec)
         largest.append(torch.autograd.grad(loss, hidden)[0].abs().amax(1))
         gates.append(batch.terms[0].inputs["gate"])
     return torch.cat(largest), torch.cat(gates)

@@ -6,12 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
+from opd.kernels.topk import topk_divergence
 from opd.objective import terms
 from opd.objective.batching import MicroBatch, PackedTerm, select_rows
-from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_chunks, row_logps
-from opd.objective.terms import topk_divergence
+from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_logps
 from opd.records import Hidden, TopK
 
 VOCAB, ROWS, H, TEACHER_H = 50, 56, 16, 24
@@ -79,7 +80,7 @@ def reference(hidden: Tensor, weight: Tensor, scale: float, batch: MicroBatch, s
         inputs, target = term.inputs, term.inputs.get("target")
         if isinstance(target, Hidden):
             head = spec.heads[target.head]
-            teacher = target.states[0].double() @ head.weight[:VOCAB].double().T
+            teacher = target.states[0].double() @ head.weight[:VOCAB].double().T  # type: ignore
             log_p = (teacher * head.scale / spec.temperature).log_softmax(-1)
             log_m = (inputs["beta"] * log_p.exp() + (1 - inputs["beta"]) * log_q.exp()).log()
             rows = {
@@ -89,8 +90,8 @@ def reference(hidden: Tensor, weight: Tensor, scale: float, batch: MicroBatch, s
             }[inputs["divergence"]].sum(-1)
         elif isinstance(target, TopK):
             ids, logps, tail = (torch.as_tensor(part) for part in (target.ids, target.logps, target.tail))
-            given = {"target_logps": logps.double(), "target_tail": tail.double(), "present": ids >= 0}
-            rows = topk_divergence(log_q.gather(-1, ids.clamp(min=0)), {**inputs, **given})
+            how = {"outside": inputs["tail"], "kind": inputs["divergence"], "beta": inputs["beta"]}
+            rows = topk_divergence(log_q.gather(-1, ids.clamp(min=0)), logps.double(), tail.double(), ids >= 0, **how)
         else:
             advantage = inputs["reward"].double() - inputs["self_coef"] * sampled_logp.detach()
             if "unit_starts" in inputs:
@@ -108,7 +109,7 @@ def reference(hidden: Tensor, weight: Tensor, scale: float, batch: MicroBatch, s
 def check(hidden, weight, scale, batch, spec, rtol=1e-5, atol=3e-6, grad_output=1.0) -> tuple[Tensor, Tensor]:
     """Compares, and returns the gradients with respect to hidden and weight."""
     hidden, weight = hidden.requires_grad_(), weight.requires_grad_()
-    loss, _ = head_loss(hidden, weight, scale, batch, spec)
+    loss, _ = head_loss(hidden, OutputHead(weight, scale), batch, spec)
     (grad_output * loss).backward()
     exact_hidden = hidden.detach().double().requires_grad_()
     exact_weight = weight.detach().to(hidden.dtype).double().requires_grad_()
@@ -176,21 +177,21 @@ def test_a_frozen_head_or_frozen_states(heads):
     hidden, weight = normal(N, H), padded(normal(VOCAB, H))
     grad_hidden, grad_weight = check(hidden.clone(), weight.clone(), 1.0, batch, spec)
     frozen, trained = weight.clone(), hidden.clone().requires_grad_()
-    head_loss(trained, frozen, 1.0, batch, spec)[0].backward()
+    head_loss(trained, OutputHead(frozen), batch, spec)[0].backward()
     assert frozen.grad is None
     torch.testing.assert_close(trained.grad, grad_hidden)
     head = weight.clone().requires_grad_()
-    head_loss(hidden, head, 1.0, batch, spec)[0].backward()
+    head_loss(hidden, OutputHead(head), batch, spec)[0].backward()
     torch.testing.assert_close(head.grad, grad_weight)
     with torch.no_grad():
-        assert not head_loss(trained, head, 1.0, batch, spec)[0].requires_grad
+        assert not head_loss(trained, OutputHead(head), batch, spec)[0].requires_grad
 
 
 def test_no_rows(heads):
     packed = [sampled(0), topk(0), full(0)]
     for batch in (batch_of(0), batch_of(0, *packed)):
         hidden, weight = normal(0, H).requires_grad_(), padded(normal(VOCAB, H)).requires_grad_()
-        loss, sums = head_loss(hidden, weight, 1.0, batch, spec_of(heads))
+        loss, sums = head_loss(hidden, OutputHead(weight), batch, spec_of(heads))
         loss.backward()
         assert loss == 0
         assert sums.values == {}
@@ -217,7 +218,7 @@ def test_a_student_equal_to_its_teacher_has_nothing_to_learn(divergence, tempera
     term = full(N, divergence)
     term.inputs["target"].states[0].resize_(N, H).copy_(hidden)
     hidden.requires_grad_()
-    loss, sums = head_loss(hidden, weight, 1.0, batch_of(N, term), spec)
+    loss, sums = head_loss(hidden, OutputHead(weight), batch_of(N, term), spec)
     loss.backward()
     assert abs(RowSums.means([sums])[divergence]) <= 1e-7
     torch.testing.assert_close(hidden.grad, torch.zeros(N, H), rtol=0, atol=1e-6)
@@ -238,7 +239,7 @@ def test_the_teacher_decides_the_gradient(heads):
 def test_figures_are_means_over_rows_whatever_the_chunks(heads):
     batch = batch_of(N, *MIXTURES["everything"]())
     hidden, weight = normal(N, H), padded(normal(VOCAB, H))
-    means = [RowSums.means([head_loss(hidden, weight, 1.0, batch, spec_of(heads, rows))[1]]) for rows in (1, 3, 1000)]
+    means = [RowSums.means([head_loss(hidden, OutputHead(weight), batch, spec_of(heads, rows))[1]]) for rows in (1, 3, 1000)]
     for other in means[1:]:
         assert other == pytest.approx(means[0], rel=1e-5)
     log_q = (hidden @ weight[:VOCAB].T / 0.7).log_softmax(-1)
@@ -253,8 +254,8 @@ def test_figures_leave_out_rows_that_the_term_does_not_train(heads):
     term = sampled(N)
     term.scale[::2] = 0.0
     hidden, weight, batch = normal(N, H), padded(normal(VOCAB, H)), batch_of(N, term)
-    sums = head_loss(hidden, weight, 1.0, batch, spec_of(heads))[1]
-    logps = row_logps(hidden, weight, 1.0, batch, spec_of(heads))
+    sums = head_loss(hidden, OutputHead(weight), batch, spec_of(heads))[1]
+    logps = row_logps(hidden, OutputHead(weight), batch, spec_of(heads))
     expected = float((logps - term.inputs["teacher_sampled"])[1::2].mean())
     assert RowSums.means([sums])["reverse_kl_sampled"] == pytest.approx(expected, rel=1e-5)
 
@@ -278,18 +279,6 @@ def test_units_are_judged_together_whatever_the_chunks(heads, rows):
     check(normal(N, H), padded(normal(VOCAB, H)), 0.5, batch, spec_of(heads, rows))
 
 
-def test_no_chunk_cuts_a_unit():
-    starts = units_of(23, 1, 4, 2, 9)
-    for size in range(1, 30):
-        chunks = row_chunks(23, size, starts)
-        assert [chunk.start for chunk in chunks] == [0, *(chunk.stop for chunk in chunks[:-1])]
-        assert chunks[-1].stop == 23
-        assert all(starts[chunk.start] for chunk in chunks)
-        assert all(chunk.stop - chunk.start < size + 9 for chunk in chunks)
-    assert row_chunks(5, 2, None) == [slice(0, 2), slice(2, 4), slice(4, 5)]
-    assert row_chunks(0, 2, None) == row_chunks(0, 2, torch.zeros(0, dtype=torch.bool)) == []
-
-
 def test_parts_of_several_processes_are_averaged_over_all_rows():
     parts = [RowSums(), RowSums(), RowSums()]
     parts[0].add("a", torch.tensor([1.0, 2.0, 3.0]))
@@ -302,9 +291,9 @@ def test_row_logps(heads):
     batch, hidden, weight = batch_of(N), normal(N, H), padded(normal(VOCAB, H))
     exact = (hidden.double() @ weight[:VOCAB].double().T * 2.0 / 0.7).log_softmax(-1)
     for rows in (1, 3, 1000):
-        logps = row_logps(hidden, weight, 2.0, batch, spec_of(heads, rows))
+        logps = row_logps(hidden, OutputHead(weight, 2.0), batch, spec_of(heads, rows))
         torch.testing.assert_close(logps.double(), exact.gather(-1, batch.token_ids[:, None])[:, 0], rtol=0, atol=5e-6)
-    assert row_logps(hidden[:0], weight, 2.0, select_rows(batch, slice(0, 0)), spec_of(heads)).shape == (0,)
+    assert row_logps(hidden[:0], OutputHead(weight, 2.0), select_rows(batch, slice(0, 0)), spec_of(heads)).shape == (0,)
 
 
 def test_a_kind_of_a_third_party(heads, monkeypatch):
@@ -312,7 +301,7 @@ def test_a_kind_of_a_third_party(heads, monkeypatch):
     monkeypatch.setitem(terms.KINDS, "likelihood", lambda logp, inputs: (-inputs["by"] * logp, {"likelihood": logp}))
     term = PackedTerm("likelihood", torch.ones(N), {"by": 2.0})
     batch, hidden, weight = batch_of(N, term), normal(N, H).requires_grad_(), padded(normal(VOCAB, H))
-    loss, sums = head_loss(hidden, weight, 1.0, batch, spec_of(heads, 3))
+    loss, sums = head_loss(hidden, OutputHead(weight), batch, spec_of(heads, 3))
     log_q = (hidden @ weight[:VOCAB].T / 0.7).log_softmax(-1)
     exact = -2.0 * log_q.gather(-1, batch.token_ids[:, None]).sum()
     torch.testing.assert_close(loss, exact)
@@ -320,18 +309,23 @@ def test_a_kind_of_a_third_party(heads, monkeypatch):
     assert sums.counts["likelihood"] == N
 
 
-def test_only_a_chunk_of_logits_exists_at_a_time(heads, monkeypatch):
-    largest = 0
-    plain = torch.empty
+class Widest(TorchDispatchMode):
+    """The most rows of any matrix with a column for each token that comes up within."""
 
-    def empty(*shape, **options):
-        nonlocal largest
-        out = plain(*shape, **options)
-        if out.dim() == 2 and out.shape[1] == VOCAB:
-            largest = max(largest, out.shape[0])
+    num_rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        weight = isinstance(out, Tensor) and out.shape[:1] in ((H,), (TEACHER_H,))
+        if isinstance(out, Tensor) and out.dim() == 2 and out.shape[1] >= VOCAB and not weight:
+            self.num_rows = max(self.num_rows, out.shape[0])
         return out
 
-    monkeypatch.setattr(torch, "empty", empty)
-    batch = batch_of(40, full(40))
-    head_loss(normal(40, H).requires_grad_(), padded(normal(VOCAB, H)), 1.0, batch, spec_of(heads, 4))
-    assert largest == 4
+
+@pytest.mark.parametrize("kind", ["sampled", "topk", "full", "everything"])
+def test_only_a_chunk_of_logits_exists_at_a_time(heads, kind):
+    batch = batch_of(N, *MIXTURES[kind]())
+    hidden, head = normal(N, H).requires_grad_(), OutputHead(padded(normal(VOCAB, H)).requires_grad_())
+    with Widest() as widest:
+        head_loss(hidden, head, batch, spec_of(heads, 2))[0].backward()
+    assert widest.num_rows == 2

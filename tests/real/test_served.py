@@ -40,7 +40,7 @@ def url(model):
 @pytest.fixture(scope="module")
 def here(model):
     loaded = HFModel("teachers.t.model", model, dtype="float32", device=torch.device("cpu"), chunk_bytes=2**26)
-    return HFTeacher("t", loaded, View(loaded.head.weight.shape[0]))
+    return HFTeacher("t", loaded, View(loaded.head.num_rows))
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def served(sampler: VLLMSampler, requests) -> list[Turn]:
 def test_greedy_is_that_of_the_hf_sampler(url, tokenizer, eos, student, contexts):
     requests = [SampleRequest(context, 0, 40, Sampling(temperature=0.0)) for context in contexts]
     theirs = served(VLLMSampler(url, tokenizer, eos), requests)
-    mine = asyncio.run(turns_of(HFSampler(student, output_head(student).weight.shape[0], eos), requests))
+    mine = asyncio.run(turns_of(HFSampler(student, output_head(student).num_rows, eos), requests))
     for one, other in zip(theirs, mine, strict=True):
         np.testing.assert_array_equal(one.sampled_ids, other.sampled_ids)
         assert one.finish == other.finish

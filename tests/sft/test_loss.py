@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import DataCollatorWithFlattening
 
 from opd.errors import UserError
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.sft.loss import IGNORED, answer_nll, check_neighbours, pieces, return_answer_nll
 
 

@@ -212,7 +212,7 @@ def figures(folders, micro_model, vocab):
         teacher = HFTeacher("t", model, View(vocab))
         with torch.no_grad():
             noise = torch.Generator().manual_seed(0)
-            teacher.head.weight.add_(perturb * torch.randn(teacher.head.weight.shape, generator=noise))
+            teacher.head.weight.add_(perturb * torch.randn(teacher.head.weight.shape, generator=noise))  # type: ignore
         pool = TeacherPool({"t": teacher})
         sampler = HFSampler(student, vocab, [2])
         sampling = Sampling(temperature, num_topk=maker.num_student_topk)

@@ -148,7 +148,7 @@ def test_weights_are_resumed_from_a_checkpoint(folder, micro_model, tmp_path):
 
 def test_an_adapter_on_the_output_head_is_refused(folder):
     head = output_head(load_student(StudentConfig(str(folder)))).weight
-    assert head.requires_grad
+    assert head.requires_grad  # type: ignore
     with pytest.raises(UserError, match=r"student\.lora\.target_modules: the output head cannot carry an adapter"):
         load_student(StudentConfig(str(folder), lora=LoraConfig(target_modules="q_proj, lm_head")))
     chosen = load_student(StudentConfig(str(folder), lora=LoraConfig(target_modules="q_proj, v_proj")))

@@ -55,7 +55,7 @@ def pool(byte_model, student):
     model = HFModel("teachers.t.model", folder, device=torch.device("cpu"), chunk_bytes=2**20)
     eos = (student.eos_token_id,)
     aligner = Aligner(student, tokenizer, student_eos=eos, teacher_eos=(tokenizer.eos_token_id,))
-    rows = model.head.weight.shape[0]
+    rows = model.head.num_rows
     assert len(tokenizer) < rows
     return TeacherPool(
         {"t": Counting(HFTeacher("t", model, View(len(tokenizer))))},  # type: ignore[dict-item]

@@ -11,7 +11,7 @@ from opd.alignment.aligner import Aligner
 from opd.episodes import Reply
 from opd.errors import UserError
 from opd.flight import Flight
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.records import Prompt, Rollout, ScoreRequest, Scores, Turn
 from opd.teachers.pool import Tally, TeacherPool
 
@@ -69,7 +69,7 @@ def test_requests_go_to_the_teacher_named():
 
 def test_heads_by_their_ids():
     pool = TeacherPool({"maths": Constant(1), "code": Constant(2), "more code": Constant(2)})
-    assert {name: float(head.weight) for name, head in pool.heads(torch.device("cpu")).items()} == {"head 1": 1, "head 2": 2}
+    assert {name: float(head.weight) for name, head in pool.heads(torch.device("cpu")).items()} == {"head 1": 1, "head 2": 2}  # type: ignore
 
 
 def test_what_was_floored_is_counted_by_step():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.teachers.scoring import mark_repeats, read_states
 
 N, H, ROWS, VOCAB = 7, 8, 23, 19
@@ -105,7 +105,7 @@ def test_more_of_its_own_than_there_are(states, head, token_ids):
 
 def test_bfloat16_loses_no_more_than_plain_torch(states, head, token_ids):
     half = OutputHead(head.weight.bfloat16(), head.scale)
-    logits = torch.mm(states.bfloat16(), half.weight[:VOCAB].t())
+    logits = torch.mm(states.bfloat16(), half.weight[:VOCAB].t())  # type: ignore
     plain = (logits.float() * head.scale).log_softmax(-1).gather(-1, token_ids[:, None])[:, 0]
     reading = read(states.bfloat16(), half, token_ids)
     assert reading.logps.dtype == torch.float32

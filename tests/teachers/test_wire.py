@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.records import SampleRequest, Sampling, ScoreRequest, Scores, Turn
 from opd.teachers import wire
+from opd.teachers.digest import head_digest
 from opd.teachers.wire import Asked, WireError
 
 WEIGHTS = "0123456789abcdef" * 2
@@ -141,8 +142,25 @@ def test_heads(dtype):
     body = bytearray(b"".join(pieces))
     assert len(body) == pieces.num_bytes
     decoded, head_id = wire.decode_head(body)
-    same(decoded, OutputHead(head.weight.detach(), 0.125))
+    same(decoded, OutputHead(head.weight.detach(), 0.125))  # type: ignore
     assert head_id == "abc"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        OutputHead(torch.randn(9, H), bias=torch.randn(9).bfloat16()),
+        OutputHead(torch.randn(9, H).bfloat16(), softcap=30.0),
+        OutputHead(None, 2.0, width=9),
+    ],
+    ids=["bias", "soft cap", "the states are the logits"],
+)
+def test_heads_of_other_forms(head):
+    decoded, _ = wire.decode_head(bytearray(bytes(wire.encode_head(head, "abc"))))
+    same(decoded, head)
+    assert head_digest(decoded) == head_digest(head)
+    assert head_digest(head) != head_digest(replace(head, bias=None, softcap=None, width=0, weight=torch.randn(9, H)))
+    assert head_digest(head) != head_digest(replace(head, scale=3.0))
 
 
 def test_a_message_of_another_kind():
@@ -231,7 +249,15 @@ def test_other_messages_that_are_refused():
         ({"sampler_logps": LOGPS[1:, 0]}, "sampler_logps: 4 rows"),
     ):
         refused(wire.encode_turn(replace(TURN, **change), WEIGHTS), FRAMES["turn"][1], match)
-    refused(bytes(wire.encode_head(OutputHead(HEAD.weight[:0]), "a")), wire.decode_head, "weight: has no rows")
+    refused(bytes(wire.encode_head(OutputHead(HEAD.weight[:0]), "a")), wire.decode_head, "weight: has no rows")  # type: ignore
+    for head, match in (
+        (OutputHead(HEAD.weight, bias=torch.zeros(8)), r"bias: shape \[8, 1\], but another number of rows"),
+        (OutputHead(None, bias=torch.zeros(9), width=9), "bias: shape"),
+        (OutputHead(None), "width: above 0 where there is no weight"),
+        (OutputHead(HEAD.weight, width=9), "width: above 0"),
+        (OutputHead(HEAD.weight, softcap=-1.0), "softcap: must be a number from 0"),
+    ):
+        refused(bytes(wire.encode_head(head, "a")), wire.decode_head, match)
     refused(bytes(wire.encode_head(HEAD, "a/b")), wire.decode_head, "head: must be a string like")
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from opd.models import OutputHead
+from opd.kernels.head import OutputHead
 from opd.records import SampleRequest, Sampling, ScoreRequest, Scores, Turn
 from opd.teachers.client.answers import BadAnswer, check_scores, check_turn, without_repeats
 from opd.teachers.scoring import mark_repeats, read_states

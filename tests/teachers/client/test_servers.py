@@ -9,7 +9,8 @@ import torch
 from aiohttp import web
 
 from opd.errors import UserError
-from opd.models import OutputHead, load_causal_lm, output_head
+from opd.kernels.head import OutputHead
+from opd.models import load_causal_lm, output_head
 from opd.teachers.client.handshake import identity
 from opd.teachers.client.servers import Servers
 from opd.teachers.digest import head_digest
@@ -113,9 +114,9 @@ class TestReal:
     def test_head(self, servers, known, served, model_folder):
         head = servers.head(known)
         expected = output_head(load_causal_lm(str(model_folder(0)), "model"))
-        assert torch.equal(head.weight, expected.weight)
+        assert torch.equal(head.weight, expected.weight)  # type: ignore
         assert head.scale == expected.scale
-        assert head.weight.dtype == expected.weight.dtype
+        assert head.weight.dtype == expected.weight.dtype  # type: ignore
 
     def test_another_tokenizer(self, servers, known):
         with pytest.raises(UserError, match=r"^teachers\.t\.url: the server's tokenizer has other tokens here"):
@@ -183,7 +184,7 @@ class TestTold:
         changed = bytearray(right)
         changed[-1] ^= 1
         left = tell(bytearray(b"garbage"), right[:-5], changed, bytearray(bytes(encode_head(head, "other"))), right)
-        assert torch.equal(at("http://x", "http://y").head(known).weight, head.weight)
+        assert torch.equal(at("http://x", "http://y").head(known).weight, head.weight)  # type: ignore
         assert len(left) == 1
         tell(changed)
         with pytest.raises(UserError, match="another head than the one it was asked for"):
@@ -215,5 +216,5 @@ def test_a_slow_download_goes_on_as_long_as_bytes_come(faulty):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("opd.teachers.client.replica.Replica.get", renamed)
-        assert torch.equal(at(server.url, timeout_s=0.4, deadline_s=0.6).head(known).weight, head.weight)
+        assert torch.equal(at(server.url, timeout_s=0.4, deadline_s=0.6).head(known).weight, head.weight)  # type: ignore
     assert time.monotonic() - start > 0.7

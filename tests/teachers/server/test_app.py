@@ -108,7 +108,7 @@ def test_the_head_travels(live, served, folder):
     head, name = decode_head(answer.body)
     own = output_head(load_causal_lm(str(folder), "model"))
     assert (name, head.scale) == (served.head_id, own.scale)
-    assert torch.equal(head.weight, own.weight)
+    assert torch.equal(head.weight, own.weight)  # type: ignore
     only = server.call("HEAD", f"/v1/heads/{served.head_id}")
     assert (only.status, only.body, int(only.headers["Content-Length"])) == (200, b"", len(answer.body))
     assert server.call("GET", "/v1/heads/0123").status == 404
