@@ -15,6 +15,8 @@ from opd.kernels.head import LogitForm
 from opd.kernels.partials import DivergencePartials, DivergenceStats, Kind, divergence_stats_of
 from opd.kernels.shapes import Bool, Float
 
+NEAR_MAXIMA = 1.0
+
 
 def partials(
     student: Float[Tensor, "c V"],
@@ -29,9 +31,9 @@ def partials(
     scratch = Scratch(3, student, vocab)
     out = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(6)]
     for rows in row_blocks(c, vocab, student.device, live):
-        x, w, e = scratch(rows)
-        row_max, teacher_max = _centred(student, rows, student_form, x), _centred(teacher, rows, teacher_form, w)
-        for total, value in zip(out, (row_max, *_sums(x, w, e, kind, teacher_max))):
+        x, w, d = scratch(rows)
+        maxima = _read(student, teacher, rows, student_form, teacher_form, x, w, d)
+        for total, value in zip(out, _sums(x, w, d, kind, *maxima)):
             total[rows] = value
     return DivergencePartials(*out)
 
@@ -47,13 +49,12 @@ def jsd_sums(
 ) -> tuple[Tensor, Tensor]:
     """(JSD [c], E_q[h] [c]): sums over the columns, which add up over shards of the vocabulary."""
     c, vocab = student.shape
-    scratch = Scratch(2, student, vocab)
+    scratch = Scratch(3, student, vocab)
     loss, mean = (torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(2))
     for rows in row_blocks(c, vocab, student.device, live):
-        x, w = scratch(rows)
-        _centred(student, rows, student_form, x, stats.max)
-        _centred(teacher, rows, teacher_form, w, stats.teacher_max)
-        q, p, over_q, over_p = _mixture(x, w, rows, stats, beta)
+        x, w, d = scratch(rows)
+        _read(student, teacher, rows, student_form, teacher_form, x, w, d, stats)
+        q, p, over_q, over_p = _mixture(x, w, d, rows, stats, beta)
         mean[rows] = (beta - 1) * q.mul_(over_q).sum(-1)
         loss[rows] = mean[rows] - beta * p.mul_(over_p).sum(-1)
     return loss, mean
@@ -79,18 +80,16 @@ def grad(
     scratch = Scratch(3, student, vocab)
     for rows in row_blocks(c, vocab, student.device, live):
         x, w, g = scratch(rows)
-        _centred(student, rows, student_form, x, stats.max)
-        _centred(teacher, rows, teacher_form, w, stats.teacher_max)
+        _read(student, teacher, rows, student_form, teacher_form, x, w, g, stats)
         log_z = stats.log_z[rows, None]
         if kind == "reverse_kl":
-            torch.sub(x, w, out=g)
             torch.sub(x, log_z, out=w)
             g.sub_(stats.mean[rows, None]).mul_(w.exp_())
         elif kind == "forward_kl":
             torch.sub(x, log_z, out=g)
             g.exp_().sub_(w.sub_(stats.teacher_log_z[rows, None]).exp_())
         else:
-            q, _, over_q, _ = _mixture(x.clone(), w, rows, stats, beta)
+            q, _, over_q, _ = _mixture(x.clone(), w, g, rows, stats, beta)
             torch.mul(q, over_q.mul_(beta - 1).sub_(stats.mean[rows, None]), out=g)
         store(out, rows, student_form.slope_(g.mul_(upstream[rows]), x, stats.max[rows, None]))
     if not live.all():
@@ -111,53 +110,80 @@ def reverse_kl_with_grad(
     scratch = Scratch(3, student, vocab)
     sums = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(6)]
     for rows in row_blocks(c, vocab, student.device, live):
-        x, d, e = scratch(rows)
-        row_max, teacher_max = _centred(student, rows, student_form, x), _centred(teacher, rows, teacher_form, d)
-        for total, value in zip(sums, (row_max, *_sums(x, d, e, "reverse_kl", teacher_max))):
+        x, e, d = scratch(rows)
+        maxima = _read(student, teacher, rows, student_form, teacher_form, x, e, d)
+        for total, value in zip(sums, _sums(x, e, d, "reverse_kl", *maxima)):
             total[rows] = value
         z, cross = sums[1][rows, None], sums[4][rows, None]
         d.sub_(cross / z).mul_(e).mul_(upstream[rows] / e.sum(-1, keepdim=True))
         if student_form.softcap is not None:
-            _centred(student, rows, student_form, x)
-        store(out, rows, student_form.slope_(d, x, row_max[:, None]))
+            student_form.capped_(x.copy_(student[rows])).sub_(maxima[0][:, None]).mul_(student_form.scale)
+        store(out, rows, student_form.slope_(d, x, maxima[0][:, None]))
     if not live.all():
         out.masked_fill_(~live[:, None], 0.0)
     return divergence_stats_of(DivergencePartials(*sums), "reverse_kl")
 
 
-def _centred(logits: Tensor, rows: Rows, form: LogitForm, out: Tensor, row_max: Tensor | None = None) -> Tensor:
-    """Writes x or w of some rows to `out`; the maxima of these rows, which are found unless those of all rows are given."""
-    form.capped_(out.copy_(logits[rows]))
-    found = out.amax(-1) if row_max is None else row_max[rows]
-    out.sub_(found[:, None])
-    if form.scale != 1.0:
-        out.mul_(form.scale)
-    return found
+def _read(
+    student: Tensor,
+    teacher: Tensor,
+    rows: Rows,
+    student_form: LogitForm,
+    teacher_form: LogitForm,
+    x: Tensor,
+    w: Tensor,
+    d: Tensor,
+    stats: DivergenceStats | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Writes x, w and d = x - w of some rows; their maxima, which are those of `stats` where given.
+
+    Where the maxima are close, s - t is formed before they are taken off: it is exact between near-equal rows, while s - m
+    and t - n have rounding errors of their own. Where they are not, as with unlike offsets, it is the other way.
+    """
+    student_form.capped_(x.copy_(student[rows]))
+    teacher_form.capped_(w.copy_(teacher[rows]))
+    row_max = x.amax(-1) if stats is None else stats.max[rows]
+    teacher_max = w.amax(-1) if stats is None else stats.teacher_max[rows]
+    scale, m, n = student_form.scale, row_max[:, None], teacher_max[:, None]
+    if scale != teacher_form.scale:
+        torch.sub(x.sub_(m).mul_(scale), w.sub_(n).mul_(teacher_form.scale), out=d)
+        return row_max, teacher_max
+    near = (m - n).abs() <= NEAR_MAXIMA
+    if not near.any():
+        torch.sub(x.sub_(m), w.sub_(n), out=d)
+    else:
+        first = [maxima.masked_fill(near, 0.0) for maxima in (m, n)]
+        if not near.all():
+            x.sub_(first[0]), w.sub_(first[1])
+        torch.sub(x, w, out=d).sub_((m - n).masked_fill(~near, 0.0))
+        x.sub_(m - first[0]), w.sub_(n - first[1])
+    if scale != 1.0:
+        for block in (x, w, d):
+            block.mul_(scale)
+    return row_max, teacher_max
 
 
-def _sums(x: Tensor, w: Tensor, e: Tensor, kind: Kind, teacher_max: Tensor) -> tuple[Tensor, ...]:
-    """The fields of `DivergencePartials` behind the first; overwrites all three blocks. The log-ratio is formed before
-    normalisers come in, so that equal rows give exactly 0 and near rows keep their digits. Reverse KL leaves a multiple of q
-    in `e` and x - w in `w`."""
-    factor = exponentials(w, e)
-    y = e.sum(-1) / factor
-    cross = torch.zeros_like(y)
-    if kind == "forward_kl":
-        cross = w.sub_(x).mul_(e).sum(-1) / factor
-    factor = exponentials(x, e)
-    z = e.sum(-1) / factor
+def _sums(
+    x: Tensor, w: Tensor, d: Tensor, kind: Kind, row_max: Tensor, teacher_max: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The fields of `DivergencePartials`; overwrites `x`, and `w` by a multiple of q. The log-ratio d is formed before
+    normalisers come in, so that equal rows give exactly 0 and near rows keep their digits."""
+    factor = exponentials(w, w)
+    y = w.sum(-1) / factor
+    cross = -w.mul_(d).sum(-1) / factor if kind == "forward_kl" else torch.zeros_like(y)
+    factor = exponentials(x, w)
+    z, entropy_sum = w.sum(-1) / factor, x.mul_(w).sum(-1) / factor
     if kind == "reverse_kl":
-        torch.sub(x, w, out=w)
-    entropy_sum = x.mul_(e).sum(-1) / factor
-    if kind == "reverse_kl":
-        cross = torch.mul(e, w, out=x).sum(-1) / factor
-    return z, teacher_max, y, cross, entropy_sum
+        cross = torch.mul(w, d, out=x).sum(-1) / factor
+    return row_max, z, teacher_max, y, cross, entropy_sum
 
 
-def _mixture(x: Tensor, w: Tensor, rows: Rows, stats: DivergenceStats, beta: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(q, p, log(r / q), log(r / p)) with r = beta p + (1 - beta) q. Overwrites `x` and `w`."""
+def _mixture(
+    x: Tensor, w: Tensor, d: Tensor, rows: Rows, stats: DivergenceStats, beta: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(q, p, log(r / q), log(r / p)) with r = beta p + (1 - beta) q, from x, w and x - w, which it overwrites."""
     log_z, log_y = stats.log_z[rows, None], stats.teacher_log_z[rows, None]
-    d = (w - x).sub_(log_y - log_z)  # log(p / q), exactly 0 where the rows are equal
+    d.neg_().sub_(log_y - log_z)  # log(p / q), exactly 0 where the rows are equal
     q, p = x.sub_(log_z).exp_(), w.sub_(log_y).exp_()
     low = torch.where(d > 0, 1 - beta, beta).to(d.dtype)
     low.mul_(torch.expm1(-d.abs())).log1p_()  # log(r / max(p, q))

@@ -16,7 +16,7 @@ from opd.kernels import grid
 from opd.kernels.head import LogitForm
 from opd.kernels.partials import DivergencePartials, DivergenceStats, Kind, merge_divergence
 from opd.kernels.shapes import Bool, Float
-from opd.kernels.tiles_triton import LOG2_E, LOW, NEAR, expm1_near, log_mixture, read, slope
+from opd.kernels.tiles_triton import LOG2_E, LOW, NEAR, difference, expm1_near, log_mixture, read, slope
 
 
 def partials(
@@ -191,9 +191,9 @@ def _sums_of(
         u, v = s - m, t - n
         q, p = tl.exp2(power * u), tl.exp2(teacher_power * v)
         if kind == "reverse_kl":
-            cross += q * (u - ratio * v)
+            cross += q * difference(s, t, m, n, ratio)
         if kind == "forward_kl":
-            cross += p * (ratio * v - u)
+            cross -= p * difference(s, t, m, n, ratio)
         entropy_sum += q * u
         z += q
         y += p
@@ -239,10 +239,10 @@ def _jsd_sums(
     for start in tl.range(0, width, block, num_stages=3):
         columns = part * width + start + tl.arange(0, block)
         mask = columns < vocab
-        u = tl.where(mask, read(student, columns, mask, softcap) - m, LOW)
-        v = tl.where(mask, read(teacher, columns, mask, teacher_softcap) - n, LOW)
-        log_ratio = scale * (ratio * v - u) + (log_z - log_y)
-        q, p = tl.exp(scale * u - log_z), tl.exp(teacher_scale * v - log_y)
+        s = tl.where(mask, read(student, columns, mask, softcap), LOW)
+        t = tl.where(mask, read(teacher, columns, mask, teacher_softcap), LOW)
+        log_ratio = (log_z - log_y) - scale * difference(s, t, m, n, ratio)
+        q, p = tl.exp(scale * (s - m) - log_z), tl.exp(teacher_scale * (t - n) - log_y)
         low = log_mixture(log_ratio, beta)
         h = (beta - 1.0) * (low + tl.maximum(log_ratio, 0.0))
         mean += q * h
@@ -288,17 +288,18 @@ def _grad(
         m, n, log_z = tl.load(maxima + row), tl.load(teacher_maxima + row), tl.load(log_zs + row)
         s = read(student + row.to(tl.int64) * student_stride, columns, mask, softcap)
         t = read(teacher + row.to(tl.int64) * teacher_stride, columns, mask, teacher_softcap)
-        u = tl.where(mask, s - m, LOW)
-        v = tl.where(mask, t - n, LOW)
-        q = tl.exp(scale * u - log_z)
+        d = tl.where(mask, difference(s, t, m, n, ratio), 0.0)
+        q = tl.exp(scale * tl.where(mask, s - m, LOW) - log_z)
         if kind == "reverse_kl":
-            gradient = q * (scale * (u - ratio * v) - tl.load(means + row))
+            gradient = q * (scale * d - tl.load(means + row))
         else:
             log_y = tl.load(teacher_log_zs + row)
-            log_ratio = scale * (ratio * v - u) + (log_z - log_y)  # log(p / q)
+            log_ratio = (log_z - log_y) - scale * d  # log(p / q)
             if kind == "forward_kl":
                 near = tl.abs(log_ratio) < NEAR
-                gradient = tl.where(near, -q * expm1_near(log_ratio), q - tl.exp(teacher_scale * v - log_y))
+                gradient = tl.where(
+                    near, -q * expm1_near(log_ratio), q - tl.exp(teacher_scale * tl.where(mask, t - n, LOW) - log_y)
+                )
             else:
                 h = (beta - 1.0) * (log_mixture(log_ratio, beta) + tl.maximum(log_ratio, 0.0))
                 gradient = q * (h - tl.load(means + row))

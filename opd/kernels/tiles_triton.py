@@ -11,6 +11,7 @@ import triton.language as tl
 
 LOW = tl.constexpr(-1e30)  # a logit that weighs nothing; finite, so that 0 * (x - w) is 0 there
 LOG2_E = tl.constexpr(1.4426950408889634)
+NEAR_MAXIMA = tl.constexpr(1.0)
 NEAR = tl.constexpr(0.35)  # where e^a - 1 loses digits to the subtraction
 
 
@@ -22,6 +23,14 @@ def read(row, columns, mask, softcap):
     if softcap is not None:
         tile = softcap * tanh(tile / softcap)
     return tile
+
+
+@triton.jit
+@no_type_check
+def difference(s, t, m, n, ratio):
+    """(s - m) - ratio (t - n). Between near-equal rows s - t is exact, which s - m and t - n are not; with logits that carry
+    unlike offsets it is the other way."""
+    return tl.where((ratio == 1.0) & (tl.abs(m - n) <= NEAR_MAXIMA), (s - t) - (m - n), (s - m) - ratio * (t - n))
 
 
 @triton.jit

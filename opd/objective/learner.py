@@ -23,7 +23,7 @@ from opd.objective.config import ObjectiveConfig, OptimizerConfig
 from opd.objective.head_loss import LossSpec, RowSums, head_loss, row_logps
 
 BATCH_TOKENS = 16384
-CPU_BATCH_TOKENS = 256  # enough for its matrix products; the activations of more only take memory
+CPU_BATCH_TOKENS = 384  # enough for its matrix products; the activations of more only take memory
 WIDTH_MULTIPLE = 32  # tokens: of shapes that recur, buffers and compiled products are used again
 
 Metrics = dict[str, float]

@@ -339,3 +339,19 @@ def test_what_is_not_finite_stays_so(kind, beta, mode, value):
         rows, gradient = run(*models, kind=kind, beta=beta, mode=mode)
         assert rows.isnan().tolist() == [False, True, False]
         assert gradient.isnan().any(-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("distance", [1e-1, 1e-2, 1e-3])
+@pytest.mark.parametrize("shift", [0.0, 100.0])
+@pytest.mark.parametrize(("kind", "beta"), [("reverse_kl", 0.5), ("jsd", 0.5)])
+def test_the_gradient_between_near_rows_keeps_its_digits(kind, beta, shift, distance):
+    """As at the end of a training: what is left to learn is small, and its direction matters. (The forward KL's gradient is
+    a difference of probabilities: see docs/kernels.md.)"""
+    generator = torch.Generator().manual_seed(3)
+    student = torch.randn(4, 1000, generator=generator) + shift
+    teacher = student + distance * torch.randn(4, 1000, generator=generator)
+    _, exact_grad = exact(student, teacher, torch.ones(4), kind, beta)
+    for mode in MODES:
+        _, gradient = run(student, teacher, kind=kind, beta=beta, mode=mode)
+        error = (gradient - exact_grad).abs().max() / exact_grad.abs().max()
+        assert error < 2e-6
