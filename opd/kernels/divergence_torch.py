@@ -154,9 +154,11 @@ def _read(
     else:
         first = [maxima.masked_fill(near, 0.0) for maxima in (m, n)]
         if not near.all():
-            x.sub_(first[0]), w.sub_(first[1])
+            x.sub_(first[0])
+            w.sub_(first[1])
         torch.sub(x, w, out=d).sub_((m - n).masked_fill(~near, 0.0))
-        x.sub_(m - first[0]), w.sub_(n - first[1])
+        x.sub_(m - first[0])
+        w.sub_(n - first[1])
     if scale != 1.0:
         for block in (x, w, d):
             block.mul_(scale)

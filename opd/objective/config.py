@@ -15,8 +15,8 @@ class ObjectiveConfig:
     normalizer: Literal["token_mean", "sequence_mean"] = "token_mean"
     """Divide by the trainable tokens of the whole optimizer step, or average each rollout's own mean."""
     micro_batch_tokens: int | None = None
-    """Tokens of one forward pass, padding included; null is 16384, and 384 on the CPU, where more are hardly faster. Results do
-    not depend on it."""
+    """Tokens of one forward pass, padding included; null is 16384, and 384 on the CPU, where more are hardly faster. Results
+    do not depend on it."""
     updates_per_batch: int = 1
     """Optimizer steps a batch is split into; beyond one, the ratio to the sampling policy is not 1."""
     max_logits_mib: int = 64

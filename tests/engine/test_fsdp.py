@@ -29,8 +29,10 @@ def shard(count: int, *words: str) -> None:
     assert [worker.returncode for worker in workers] == [0] * count, outputs
 
 
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("count", "lora"),
+    [(1, False), (2, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, False)))],
+)
 def test_the_same_run_as_one_whole_process(raw_recipe, tmp_path, metrics_of, count, lora):
     student = {**raw_recipe()["student"], **({"lora": {"r": 4, "alpha": 8}} if lora else {})}
     raw = raw_recipe(student=student, optimizer={"lr": 3e-3})

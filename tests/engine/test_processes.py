@@ -13,8 +13,11 @@ from omegaconf import OmegaConf
     "sections",
     [
         {"terms": {"reverse_kl": {"form": "full"}, "overlap": {"k": 6, "num_rollouts": 3}}},
-        {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}},
-        {"terms": {"reverse_kl": {"form": "sampled"}}, "lookahead": 1},
+        pytest.param(
+            {"terms": {"reverse_kl": {"form": "sampled"}}, "objective": {"updates_per_batch": 2, "micro_batch_tokens": 40}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"terms": {"reverse_kl": {"form": "sampled"}}, "lookahead": 1}, marks=pytest.mark.slow),
         {
             "terms": {"compass": {"beta": 0.5, "baseline": "mean", "advantage_clip": 1.0}},
             "objective": {"updates_per_batch": 2},
@@ -51,7 +54,7 @@ def test_two_processes_equal_one(raw_recipe, aligned_recipe, tmp_path, metrics_o
     assert kept[0] == kept[1]
 
 
-@pytest.mark.parametrize("lookahead", [0, 1])
+@pytest.mark.parametrize("lookahead", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_two_processes_resume(raw_recipe, tmp_path, metrics_of, lookahead):
     """From the second of four steps; with lookahead the rollouts of both processes are in flight there."""
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"

@@ -24,7 +24,7 @@ def whole(raw_recipe, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_kill_at_a_random_step_then_resume(raw_recipe, whole, tmp_path, metrics_of, seed):
     recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
     recipe.write_text(OmegaConf.to_yaml(OmegaConf.create(raw_recipe(steps=12))))

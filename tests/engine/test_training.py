@@ -20,7 +20,10 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form",
+    [pytest.param(form, marks=pytest.mark.slow) if form in ("topk-union", "topk-teacher") else form for form in FORMS],
+)
 def test_the_student_moves_to_its_teacher(raw_recipe, tmp_path, form):
     steps = 80 if form == "sampled" else 40
     recipe = raw_recipe(steps=steps, terms={"reverse_kl": FORMS[form]}, batch={"prompts": 8, "rollouts_per_prompt": 2})
