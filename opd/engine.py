@@ -66,7 +66,7 @@ class Engine:
                 await self.flight.sampled()  # it decodes with the weights that are about to change
                 await asyncio.sleep(0)  # and puts its things away
             if self.flight is None:
-                parts.sampler.release()
+                parts.sampler.release()  # until the next rollouts or evaluation
             with clock("update"):
                 metrics = await self.update(landed.taught)
             self.step += 1

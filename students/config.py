@@ -44,7 +44,7 @@ class SamplerConfig:
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the sampling weights. `auto` is the precision of the loss; where it is not that of the master weights, the
-    sampler keeps a copy."""
+    sampler keeps a copy, which without `lookahead` is gone while the student is updated."""
     max_rows: int = 64
     """Rollouts decoded at once; the others wait for a freed row."""
     chunk_tokens: int = 16

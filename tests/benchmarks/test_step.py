@@ -1,4 +1,5 @@
-"""`benchmarks.step` against TRL: `OPD_PEER_PYTHON` names an interpreter that has it, `OPD_REAL_MODELS` the checkpoints."""
+"""`benchmarks.step` on a micro model; against TRL, `OPD_PEER_PYTHON` names an interpreter that has it, `OPD_REAL_MODELS` the
+checkpoints."""
 
 import json
 import os
@@ -8,7 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import step_opd
+
 MODELS = Path(os.environ.get("OPD_REAL_MODELS", Path.home() / ".cache" / "opd-real-models"))
+
+
+def test_steps_are_measured(model_folder, tmp_path, monkeypatch, capsys):
+    """What runs is the engine, with a stopwatch where the recorder is otherwise."""
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"problem": word}) + "\n" for word in ("abc", "de", "fgh")))
+    task = {"model": str(model_folder(0)), "teacher": str(model_folder(1)), "prompts": str(tmp_path / "prompts.jsonl")}
+    task |= {"precision": "bfloat16", "batch": 3, "new_tokens": 4, "steps": 2}
+    monkeypatch.setattr(sys, "argv", ["step_opd", json.dumps(task)])
+    step_opd.main()
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(report["step_s"]) == len(report["stages"]) == 2
+    assert all(3 <= tokens <= 12 for tokens in report["tokens"])
+    for seconds, stages in zip(report["step_s"], report["stages"]):
+        assert 0 < stages["perf/sample_s"] + stages["perf/update_s"] <= seconds
+    assert report["peak_gib"] > 0
 
 
 @pytest.mark.peer

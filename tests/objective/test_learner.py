@@ -185,6 +185,29 @@ def test_an_episode_is_learned_as_its_turns(make, teacher, random_episode, rando
     torch.testing.assert_close(updated, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("longest", "width"), [(None, 32), (30, 30)])
+def test_widths_recur_within_what_the_model_can_read(make, taught, student, longest, width):
+    if longest:
+        student.config.max_position_embeddings = longest
+    seen = []
+    handle = decoder(student).register_forward_pre_hook(
+        lambda _, args, inputs: seen.append(inputs["input_ids"].shape), with_kwargs=True
+    )
+    make(micro_batch_tokens=40).update([pair for pair in taught("sampled") if pair[0].num_tokens < 10])
+    handle.remove()
+    assert [shape[1] for shape in seen] == [width] * len(seen) != []
+
+
+def test_on_the_cpu_a_batch_is_read_in_small_parts(make, random_rollout):
+    learner = make()
+    rollouts = [rewarded(random_rollout(seed, (100, 60)), 1.0) for seed in range(6)]
+    seen = []
+    handle = learner.loss.register_forward_pre_hook(lambda _, args: seen.append(args[0].input_ids.numel()))
+    learner.update(rollouts)
+    handle.remove()
+    assert seen == [320, 320, 320]
+
+
 def state_gradients(learner: Learner, taught: list[Taught]) -> list[Tensor]:
     """[B, T, H] of each sequence's last states, from one update."""
     found: list[Tensor] = []

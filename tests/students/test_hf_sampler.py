@@ -318,6 +318,27 @@ def test_a_copy_in_another_type_follows_at_the_sync(micro_model, make, requests,
     assert [turn.sampled_ids.tolist() for turn in after] != [turn.sampled_ids.tolist() for turn in before]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_is_gone_from_release_to_sync(micro_model, make, requests, dtype):
+    student = micro_model(0)
+    sampler = make(student, max_rows=8, dtype=dtype, copy_weights=True)
+    before = sample(sampler, requests())
+    sampler.release()
+    assert not any(p.untyped_storage().nbytes() for p in sampler.model.parameters())
+    assert all(p.untyped_storage().nbytes() for p in student.parameters())
+    with pytest.raises(AssertionError, match="between release and sync"):
+        sample(sampler, requests())
+    sampler.sync(student, version=1)
+    after = sample(sampler, requests())
+    assert [turn.sampled_ids.tolist() for turn in after] == [turn.sampled_ids.tolist() for turn in before]
+
+
+def test_a_model_that_is_shared_keeps_its_weights(micro_model, make):
+    student = micro_model(0)
+    make(student).release()
+    assert all(p.untyped_storage().nbytes() == p.nbytes for p in student.parameters())
+
+
 def test_a_copy_in_another_type_keeps_exact_positions(make, student):
     rotary = decoder(make(dtype=torch.bfloat16).model).rotary_emb
     assert torch.equal(rotary.inv_freq, decoder(student).rotary_emb.inv_freq)  # type: ignore[arg-type]
