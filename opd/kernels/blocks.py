@@ -5,13 +5,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CACHE_BYTES = 10 * 2**20  # two fp32 scratch blocks of this many bytes together stay in the cores' caches
+CACHE_BYTES = 4 * 2**20  # two fp32 scratch blocks of this many bytes together stay in the cores' caches
+MIN_ROWS = 8  # of a block, however long they are: a softmax is spread over the cores by rows
 Rows = slice | Tensor
 
 
 def row_blocks(num_rows: int, vocab: int, device: torch.device, live: Tensor | None = None) -> Iterator[Rows]:
     """Indices that together cover the rows of which `live` [c] is true: blocks that fit a cache on the CPU, else one."""
-    step = max(1, CACHE_BYTES // (8 * max(1, vocab))) if device.type == "cpu" else max(1, num_rows)
+    step = max(MIN_ROWS, CACHE_BYTES // (8 * max(1, vocab))) if device.type == "cpu" else max(1, num_rows)
     if live is None or bool(live.all()):
         for start in range(0, num_rows, step):
             yield slice(start, min(start + step, num_rows))
@@ -40,6 +41,13 @@ def exponentials(x: Tensor, out: Tensor) -> Tensor:
     no more is believed than that it is a multiple, whose factor the largest entry shows.
     """
     return torch.softmax(x, -1, out=out).amax(-1)
+
+
+def total(block: Tensor) -> Tensor:
+    """Row sums [c] in fp64 of sums over 128 columns each: as fast as a sum over the whole row, with half its error."""
+    width = block.shape[1] // 128 * 128
+    sums = block[:, :width].unflatten(-1, (-1, 128)).sum(-1).sum(-1, dtype=torch.float64)
+    return sums + block[:, width:].sum(-1)
 
 
 def store(out: Tensor, rows: Rows, block: Tensor) -> None:

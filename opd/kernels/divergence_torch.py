@@ -3,19 +3,20 @@
 Works on blocks of rows that stay in cache. Shape legend: c rows, V columns. q is the student's softmax, p the teacher's;
 m, n, x, w, z and y as in `opd.kernels.partials`.
 Reverse KL: L = E_q[log q - log p], dL/ds_j = scale * q_j ((x_j - w_j) - E_q[x - w]). Forward KL: L = E_p[log p - log q],
-dL/ds_j = scale * (q_j - p_j). JSD: L = beta KL(p, r) + (1 - beta) KL(q, r) with r = beta p + (1 - beta) q
+dL/ds_j = scale * (q_j - p_j), formed as the larger of both times 1 - e^-|log q_j - log p_j|. JSD:
+L = beta KL(p, r) + (1 - beta) KL(q, r) with r = beta p + (1 - beta) q
 (Agarwal et al. 2023, arXiv 2306.13649, equation 1), dL/ds_j = scale * q_j (h_j - E_q[h]), h = (1 - beta) log(q / r).
 """
 
 import torch
 from torch import Tensor
 
-from opd.kernels.blocks import Rows, Scratch, exponentials, row_blocks, store
+from opd.kernels.blocks import Rows, Scratch, exponentials, row_blocks, store, total
 from opd.kernels.head import LogitForm
-from opd.kernels.partials import DivergencePartials, DivergenceStats, Kind, divergence_stats_of
+from opd.kernels.partials import NEAR_MAXIMA, DivergencePartials, DivergenceStats, Kind, divergence_stats_of
 from opd.kernels.shapes import Bool, Float
 
-NEAR_MAXIMA = 1.0
+FAR = 60.0  # e^x - e^w is not formed as e^w (e^(x - w) - 1) beyond: near rows have no such differences, and fp32 ends at 88
 
 
 def partials(
@@ -28,13 +29,13 @@ def partials(
 ) -> DivergencePartials:
     """One pass over the rows of which `live` is true."""
     c, vocab = student.shape
-    scratch = Scratch(3, student, vocab)
-    out = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(6)]
+    scratch = Scratch(3 if kind == "reverse_kl" else 4, student, vocab)
+    out = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(7)]
     for rows in row_blocks(c, vocab, student.device, live):
-        x, w, d = scratch(rows)
+        x, w, d, *spare = scratch(rows)
         maxima = _read(student, teacher, rows, student_form, teacher_form, x, w, d)
-        for total, value in zip(out, _sums(x, w, d, kind, *maxima)):
-            total[rows] = value
+        for field, value in zip(out, _sums(x, w, d, *spare, kind=kind, maxima=maxima)):
+            field[rows] = value
     return DivergencePartials(*out)
 
 
@@ -49,14 +50,16 @@ def jsd_sums(
 ) -> tuple[Tensor, Tensor]:
     """(JSD [c], E_q[h] [c]): sums over the columns, which add up over shards of the vocabulary."""
     c, vocab = student.shape
-    scratch = Scratch(3, student, vocab)
+    scratch = Scratch(5, student, vocab)
     loss, mean = (torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(2))
     for rows in row_blocks(c, vocab, student.device, live):
-        x, w, d = scratch(rows)
+        x, w, d, low, over_q = scratch(rows)
         _read(student, teacher, rows, student_form, teacher_form, x, w, d, stats)
-        q, p, over_q, over_p = _mixture(x, w, d, rows, stats, beta)
-        mean[rows] = (beta - 1) * q.mul_(over_q).sum(-1)
-        loss[rows] = mean[rows] - beta * p.mul_(over_p).sum(-1)
+        _mixture(d, stats.log_ratio[rows, None], beta, low, over_q)
+        log_z, log_y = stats.log_z[rows, None], (stats.log_z - stats.log_ratio)[rows, None]
+        mean[rows] = (beta - 1) * x.sub_(log_z).exp_().mul_(over_q).sum(-1)
+        over_p = d.neg_().clamp_(min=0).add_(low)
+        loss[rows] = mean[rows] - beta * w.sub_(log_y).exp_().mul_(over_p).sum(-1)
     return loss, mean
 
 
@@ -77,20 +80,24 @@ def grad(
     """
     c, vocab = student.shape
     live, upstream = upstream != 0, (upstream * student_form.scale)[:, None]
-    scratch = Scratch(3, student, vocab)
+    scratch = Scratch({"reverse_kl": 3, "forward_kl": 4, "jsd": 5}[kind], student, vocab)
     for rows in row_blocks(c, vocab, student.device, live):
-        x, w, g = scratch(rows)
+        x, w, g, *spare = scratch(rows)
         _read(student, teacher, rows, student_form, teacher_form, x, w, g, stats)
         log_z = stats.log_z[rows, None]
         if kind == "reverse_kl":
             torch.sub(x, log_z, out=w)
             g.sub_(stats.mean[rows, None]).mul_(w.exp_())
         elif kind == "forward_kl":
-            torch.sub(x, log_z, out=g)
-            g.exp_().sub_(w.sub_(stats.teacher_log_z[rows, None]).exp_())
+            log_ratio, (other,) = stats.log_ratio[rows, None], spare
+            torch.maximum(w.sub_(log_z - log_ratio), torch.sub(x, log_z, out=other), out=w).exp_()  # the larger of p and q
+            torch.abs(g.sub_(log_ratio), out=other).neg_().expm1_()
+            torch.copysign(w.mul_(other), g, out=g)
         else:
-            q, _, over_q, _ = _mixture(x.clone(), w, g, rows, stats, beta)
-            torch.mul(q, over_q.mul_(beta - 1).sub_(stats.mean[rows, None]), out=g)
+            low, over_q = spare
+            _mixture(g, stats.log_ratio[rows, None], beta, low, over_q)
+            torch.sub(x, log_z, out=w)
+            torch.mul(w.exp_(), over_q.mul_(beta - 1).sub_(stats.mean[rows, None]), out=g)
         store(out, rows, student_form.slope_(g.mul_(upstream[rows]), x, stats.max[rows, None]))
     if not live.all():
         out.masked_fill_(~live[:, None], 0.0)
@@ -108,12 +115,12 @@ def reverse_kl_with_grad(
     c, vocab = student.shape
     live, upstream = weight != 0, (weight * student_form.scale)[:, None]
     scratch = Scratch(3, student, vocab)
-    sums = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(6)]
+    sums = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(7)]
     for rows in row_blocks(c, vocab, student.device, live):
         x, e, d = scratch(rows)
         maxima = _read(student, teacher, rows, student_form, teacher_form, x, e, d)
-        for total, value in zip(sums, _sums(x, e, d, "reverse_kl", *maxima)):
-            total[rows] = value
+        for field, value in zip(sums, _sums(x, e, d, kind="reverse_kl", maxima=maxima)):
+            field[rows] = value
         z, cross = sums[1][rows, None], sums[4][rows, None]
         d.sub_(cross / z).mul_(e).mul_(upstream[rows] / e.sum(-1, keepdim=True))
         if student_form.softcap is not None:
@@ -166,27 +173,30 @@ def _read(
 
 
 def _sums(
-    x: Tensor, w: Tensor, d: Tensor, kind: Kind, row_max: Tensor, teacher_max: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The fields of `DivergencePartials`; overwrites `x`, and `w` by a multiple of q. The log-ratio d is formed before
-    normalisers come in, so that equal rows give exactly 0 and near rows keep their digits."""
+    x: Tensor, w: Tensor, d: Tensor, spare: Tensor | None = None, *, kind: Kind, maxima: tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
+    """The fields of `DivergencePartials`; overwrites `x`, and `w` by a multiple of q; with a `spare` block, as all but the
+    reverse KL need, everything. The log-ratio d is formed before normalisers come in: equal rows give exactly 0, near rows
+    keep their digits."""
     factor = exponentials(w, w)
-    y = w.sum(-1) / factor
-    cross = -w.mul_(d).sum(-1) / factor if kind == "forward_kl" else torch.zeros_like(y)
+    y = (total(w) / factor).to(w.dtype)
+    cross, gap = torch.zeros_like(y), torch.zeros_like(y)
+    if spare is not None:
+        if kind == "forward_kl":
+            cross = -torch.mul(w, d, out=spare).sum(-1) / factor
+        overflowing = d.amax(-1) > FAR
+        gap = d.clamp_(max=FAR).expm1_().mul_(w).sum(-1).div_(factor).masked_fill_(overflowing, torch.inf)
     factor = exponentials(x, w)
-    z, entropy_sum = w.sum(-1) / factor, x.mul_(w).sum(-1) / factor
+    z = (total(w) / factor).to(w.dtype)
+    entropy_sum = x.mul_(w).sum(-1) / factor
     if kind == "reverse_kl":
         cross = torch.mul(w, d, out=x).sum(-1) / factor
-    return row_max, z, teacher_max, y, cross, entropy_sum
+    return maxima[0], z, maxima[1], y, cross, entropy_sum, gap
 
 
-def _mixture(
-    x: Tensor, w: Tensor, d: Tensor, rows: Rows, stats: DivergenceStats, beta: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(q, p, log(r / q), log(r / p)) with r = beta p + (1 - beta) q, from x, w and x - w, which it overwrites."""
-    log_z, log_y = stats.log_z[rows, None], stats.teacher_log_z[rows, None]
-    d.neg_().sub_(log_y - log_z)  # log(p / q), exactly 0 where the rows are equal
-    q, p = x.sub_(log_z).exp_(), w.sub_(log_y).exp_()
-    low = torch.where(d > 0, 1 - beta, beta).to(d.dtype)
-    low.mul_(torch.expm1(-d.abs())).log1p_()  # log(r / max(p, q))
-    return q, p, low + d.relu(), low + (-d).relu()
+def _mixture(d: Tensor, log_ratio: Tensor, beta: float, low: Tensor, over_q: Tensor) -> None:
+    """With r = beta p + (1 - beta) q: turns d = x - w into log(p / q), exactly 0 where the rows are equal, and writes
+    log(r / max(p, q)) to `low` and log(r / q) to `over_q`."""
+    torch.gt(d.neg_().add_(log_ratio), 0, out=over_q).mul_(1 - 2 * beta).add_(beta)  # the smaller one's share of r
+    torch.abs(d, out=low).neg_().expm1_().mul_(over_q).log1p_()
+    torch.clamp(d, min=0, out=over_q).add_(low)

@@ -16,7 +16,7 @@ from opd.kernels import grid
 from opd.kernels.head import LogitForm
 from opd.kernels.partials import DivergencePartials, DivergenceStats, Kind, merge_divergence
 from opd.kernels.shapes import Bool, Float
-from opd.kernels.tiles_triton import LOG2_E, LOW, NEAR, difference, expm1_near, log_mixture, read, slope
+from opd.kernels.tiles_triton import LOG2_E, LOW, difference, log_mixture, minus, read, slope
 
 
 def partials(
@@ -30,7 +30,7 @@ def partials(
     """One pass over the rows of which `live` is true."""
     c, vocab = student.shape
     programs = grid.slices(c, vocab, student.device)
-    sums = torch.zeros(6, programs.num_slices, c, device=student.device)
+    sums = torch.zeros(7, programs.num_slices, c, device=student.device)
     programs.launch(
         _partials,
         *(*_rows(student, teacher, live), sums, c),
@@ -98,7 +98,7 @@ def _rows(student: Tensor, teacher: Tensor, live: Tensor | None) -> tuple[Any, .
 
 
 def _figures(stats: DivergenceStats) -> tuple[Tensor, ...]:
-    return stats.max, stats.log_z, stats.teacher_max, stats.teacher_log_z
+    return stats.max, stats.log_z, stats.teacher_max, stats.log_ratio
 
 
 def _forms(student: LogitForm, teacher: LogitForm) -> tuple[float | None, ...]:
@@ -126,14 +126,14 @@ def _partials(
     width: tl.constexpr,
     block: tl.constexpr,
 ):
-    """`sums` [6, num_slices, num_rows]: the fields of `DivergencePartials`."""
+    """`sums` [7, num_slices, num_rows]: the fields of `DivergencePartials`."""
     row = tl.program_id(0) // num_slices
     part = tl.program_id(0) % num_slices
     if not tl.load(live + row):
         return
     student += row.to(tl.int64) * student_stride
     teacher += row.to(tl.int64) * teacher_stride
-    m, z, n, y, cross, entropy_sum = _sums_of(
+    m, z, n, y, cross, entropy_sum, gap = _sums_of(
         student, teacher, part * width, scale, teacher_scale, ratio, softcap, teacher_softcap, vocab, kind, width, block
     )
     sums += part * num_rows + row
@@ -144,6 +144,7 @@ def _partials(
     tl.store(sums + 3 * field, tl.sum(y, 0))
     tl.store(sums + 4 * field, scale * tl.sum(cross, 0))
     tl.store(sums + 5 * field, scale * tl.sum(entropy_sum, 0))
+    tl.store(sums + 6 * field, tl.sum(gap, 0))
 
 
 @triton.jit
@@ -172,6 +173,7 @@ def _sums_of(
     y = tl.zeros([block], tl.float32)
     cross = tl.zeros([block], tl.float32)
     entropy_sum = tl.zeros([block], tl.float32)
+    gap = tl.zeros([block], tl.float32)
     for start in tl.range(0, width, block, num_stages=3):
         columns = first + start + tl.arange(0, block)
         mask = columns < vocab
@@ -183,21 +185,27 @@ def _sums_of(
             f, g = tl.exp2(power * shift), tl.exp2(teacher_power * teacher_shift)
             if kind == "reverse_kl":
                 cross = f * (cross + z * (shift - ratio * teacher_shift))
-            if kind == "forward_kl":
-                cross = g * (cross + y * (ratio * teacher_shift - shift))
+            else:
+                apart = difference(m, n, m_new, n_new, ratio)
+                if kind == "forward_kl":
+                    cross = g * (cross - y * apart)
+                gap = f * gap + y * minus(f, g, scale * apart)
             entropy_sum = f * (entropy_sum + z * shift)
             z, y = f * z, g * y
             m, n = m_new, n_new
         u, v = s - m, t - n
         q, p = tl.exp2(power * u), tl.exp2(teacher_power * v)
+        d = difference(s, t, m, n, ratio)
         if kind == "reverse_kl":
-            cross += q * difference(s, t, m, n, ratio)
-        if kind == "forward_kl":
-            cross -= p * difference(s, t, m, n, ratio)
+            cross += q * d
+        else:
+            if kind == "forward_kl":
+                cross -= p * d
+            gap += minus(q, p, scale * d)
         entropy_sum += q * u
         z += q
         y += p
-    return m, z, n, y, cross, entropy_sum
+    return m, z, n, y, cross, entropy_sum, gap
 
 
 @triton.jit
@@ -211,7 +219,7 @@ def _jsd_sums(
     maxima,
     log_zs,
     teacher_maxima,
-    teacher_log_zs,
+    log_ratios,
     sums,
     num_rows,
     scale,
@@ -233,7 +241,8 @@ def _jsd_sums(
     student += row.to(tl.int64) * student_stride
     teacher += row.to(tl.int64) * teacher_stride
     m, n = tl.load(maxima + row), tl.load(teacher_maxima + row)
-    log_z, log_y = tl.load(log_zs + row), tl.load(teacher_log_zs + row)
+    log_z, normalisers = tl.load(log_zs + row), tl.load(log_ratios + row)
+    log_y = log_z - normalisers
     loss = tl.zeros([block], tl.float32)
     mean = tl.zeros([block], tl.float32)
     for start in tl.range(0, width, block, num_stages=3):
@@ -241,7 +250,7 @@ def _jsd_sums(
         mask = columns < vocab
         s = tl.where(mask, read(student, columns, mask, softcap), LOW)
         t = tl.where(mask, read(teacher, columns, mask, teacher_softcap), LOW)
-        log_ratio = (log_z - log_y) - scale * difference(s, t, m, n, ratio)
+        log_ratio = normalisers - scale * difference(s, t, m, n, ratio)
         q, p = tl.exp(scale * (s - m) - log_z), tl.exp(teacher_scale * (t - n) - log_y)
         low = log_mixture(log_ratio, beta)
         h = (beta - 1.0) * (low + tl.maximum(log_ratio, 0.0))
@@ -263,7 +272,7 @@ def _grad(
     maxima,
     log_zs,
     teacher_maxima,
-    teacher_log_zs,
+    log_ratios,
     means,
     out,
     out_stride,
@@ -293,13 +302,11 @@ def _grad(
         if kind == "reverse_kl":
             gradient = q * (scale * d - tl.load(means + row))
         else:
-            log_y = tl.load(teacher_log_zs + row)
-            log_ratio = (log_z - log_y) - scale * d  # log(p / q)
+            normalisers = tl.load(log_ratios + row)
+            log_ratio = normalisers - scale * d  # log(p / q)
             if kind == "forward_kl":
-                near = tl.abs(log_ratio) < NEAR
-                gradient = tl.where(
-                    near, -q * expm1_near(log_ratio), q - tl.exp(teacher_scale * tl.where(mask, t - n, LOW) - log_y)
-                )
+                p = tl.exp(teacher_scale * tl.where(mask, t - n, LOW) - (log_z - normalisers))
+                gradient = minus(q, p, -log_ratio)
             else:
                 h = (beta - 1.0) * (log_mixture(log_ratio, beta) + tl.maximum(log_ratio, 0.0))
                 gradient = q * (h - tl.load(means + row))

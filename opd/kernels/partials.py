@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+NEAR_MAXIMA = 1.0  # maxima closer than this may belong to near-equal rows
 Kind = Literal["reverse_kl", "forward_kl", "jsd"]
 T = TypeVar("T")
 
@@ -25,6 +26,7 @@ class DivergencePartials:
     y: Tensor  # sum of e^w
     cross: Tensor  # reverse KL: sum of e^x (x - w); forward KL: sum of e^w (w - x); else 0
     entropy_sum: Tensor  # sum of e^x x
+    gap: Tensor  # forward KL, JSD: z - y, summed as e^x - e^w so that near rows keep its digits; else 0
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ class DivergenceStats:
     max: Tensor  # m
     log_z: Tensor
     teacher_max: Tensor  # n
-    teacher_log_z: Tensor  # log y
+    log_ratio: Tensor  # log(z / y)
     mean: Tensor  # reverse KL: E_q[x - w]; JSD: E_q[h], see `divergence_torch`
 
     def saved(self, kind: Kind) -> tuple[Tensor, ...]:
         """The floats of a row that the gradient needs: four for a KL divergence, five for the JSD."""
-        last = {"reverse_kl": (self.mean,), "forward_kl": (self.teacher_log_z,), "jsd": (self.teacher_log_z, self.mean)}
+        last = {"reverse_kl": (self.mean,), "forward_kl": (self.log_ratio,), "jsd": (self.log_ratio, self.mean)}
         return self.max, self.log_z, self.teacher_max, *last[kind]
 
     @staticmethod
@@ -49,9 +51,9 @@ class DivergenceStats:
         """From `saved`; figures that it does not hold are 0."""
         row_max, log_z, teacher_max, *last = saved
         zero = torch.zeros_like(log_z)
-        log_y = zero if kind == "reverse_kl" else last[0]
+        log_ratio = zero if kind == "reverse_kl" else last[0]
         mean = zero if kind == "forward_kl" else last[-1]
-        return DivergenceStats(zero, zero, row_max, log_z, teacher_max, log_y, mean)
+        return DivergenceStats(zero, zero, row_max, log_z, teacher_max, log_ratio, mean)
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,18 @@ def merge_divergence(parts: DivergencePartials, kind: Kind, scale: float, teache
     """One row from its parts: fields [S, c] to [c]. Exact up to rounding: every sum is moved to the common maxima."""
     row_max, shift, weight = _rebased(parts.max, parts.z, scale)
     teacher_max, teacher_shift, teacher_weight = _rebased(parts.teacher_max, parts.y, teacher_scale)
-    cross = parts.cross
+    cross, gap, apart = parts.cross, parts.gap, shift - teacher_shift
+    if scale == teacher_scale:  # exact where the parts' maxima are near, which the two shifts are not
+        near = ((row_max - teacher_max).abs() <= NEAR_MAXIMA) & (parts.z != 0)
+        exact = scale * ((parts.max - parts.teacher_max) - (row_max - teacher_max))
+        apart = torch.where(near, exact, apart)
     if kind == "reverse_kl":
-        cross = weight * (cross + parts.z * (shift - teacher_shift))
+        cross = weight * (cross + parts.z * apart)
     elif kind == "forward_kl":
-        cross = teacher_weight * (cross + parts.y * (teacher_shift - shift))
+        cross = teacher_weight * (cross - parts.y * apart)
+    if kind != "reverse_kl":
+        less = torch.where(apart.abs() < 1, teacher_weight * torch.expm1(apart), weight - teacher_weight)
+        gap = weight * gap + parts.y * less
     return DivergencePartials(
         row_max,
         (weight * parts.z).sum(0),
@@ -96,6 +105,7 @@ def merge_divergence(parts: DivergencePartials, kind: Kind, scale: float, teache
         (teacher_weight * parts.y).sum(0),
         cross.sum(0),
         (weight * (parts.entropy_sum + parts.z * shift)).sum(0),
+        gap.sum(0),
     )
 
 
@@ -123,15 +133,17 @@ def divergence_stats_of(parts: DivergencePartials, kind: Kind) -> DivergenceStat
     """All but the JSD and its mean, which take a second pass and are 0 here."""
     held = parts.z != 0
     z, y = parts.z.masked_fill(~held, 1.0), parts.y.masked_fill(~held, 1.0)
-    log_z, log_y = z.log(), y.log()
+    log_z, log_ratio = z.log(), (z / y).log()
     entropy, divergence = log_z - parts.entropy_sum / z, torch.zeros_like(z)
     mean = torch.zeros_like(z)
     if kind == "reverse_kl":
         mean = parts.cross / z
-        divergence = mean - (z / y).log()
-    elif kind == "forward_kl":
-        divergence = parts.cross / y + (z / y).log()
-    return DivergenceStats(divergence, entropy * held, parts.max, log_z, parts.teacher_max, log_y, mean)
+        divergence = mean - log_ratio
+    else:
+        log_ratio = torch.where(2 * parts.gap.abs() < y, torch.log1p(parts.gap / y), log_ratio)
+    if kind == "forward_kl":
+        divergence = parts.cross / y + log_ratio
+    return DivergenceStats(divergence, entropy * held, parts.max, log_z, parts.teacher_max, log_ratio, mean)
 
 
 def row_stats_of(parts: GatherPartials, ids: Tensor, scale: float) -> RowStats:

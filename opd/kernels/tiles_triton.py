@@ -63,6 +63,13 @@ def expm1_near(a):
 
 @triton.jit
 @no_type_check
+def minus(q, p, log_ratio):
+    """q - p, where log(q / p) is known better than either: relative digits are kept where they are near."""
+    return tl.where(tl.abs(log_ratio) < NEAR, p * expm1_near(log_ratio), q - p)
+
+
+@triton.jit
+@no_type_check
 def log_mixture(log_ratio, beta):
     """log(r / max(p, q)) for r = beta p + (1 - beta) q, from log(p / q); relative digits are kept where p is near q."""
     share = tl.where(log_ratio > 0.0, 1.0 - beta, beta)  # of the smaller one

@@ -205,7 +205,7 @@ def test_no_rows_no_chunks():
 def test_budgets():
     assert chunk_rows(64 * 2**20, 151_936, 2) == 220
     assert chunk_rows(1, 151_936, 2) == 1
-    assert default_bytes(CPU, 32_768, 2) == 256 * 32_768 * 2
+    assert default_bytes(CPU, 32_768, 2) == 192 * 32_768 * 2
     assert default_bytes(CPU, 151_936, 4) == 64 * 2**20
     assert default_bytes(torch.device("cuda"), 32_768, 2) == 2**30
 

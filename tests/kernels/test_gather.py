@@ -16,6 +16,7 @@ from opd.kernels.head import PLAIN, LogitForm
 def small_blocks(monkeypatch):
     """Blocks of a few rows, so that several of them meet even here."""
     monkeypatch.setattr(blocks, "CACHE_BYTES", 8 * 5000 * 4)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
 
 
 def logits_of(c: int, vocab: int, kind: str = "plain", dtype: torch.dtype = torch.float32) -> torch.Tensor:

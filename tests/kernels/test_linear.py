@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 def small_blocks(monkeypatch):
     """Blocks of two rows, so that several of them meet even here."""
     monkeypatch.setattr(blocks, "CACHE_BYTES", 8 * VOCAB * 2)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
