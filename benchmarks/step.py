@@ -79,6 +79,7 @@ def summarise(runs: dict[tuple[str, str], list[dict[str, Any]]], options: argpar
                 "peak_gib": round(max(result["peak_gib"] for result in results), 3),
                 "tokens_per_step": statistics.mean(t for result in results for t in result["tokens"]),
             }
+            | ({"version": results[0][provider]} if provider in results[0] else {})
         )
     report: dict[str, Any] = {
         "machine": describe(),

@@ -4,6 +4,7 @@ import json
 import sys
 import tempfile
 import time
+from importlib.metadata import version
 
 from benchmarks.machine import peak_rss_gib
 
@@ -53,7 +54,7 @@ def main() -> None:
         trainer.train()
         logs = [log for log in trainer.state.log_history if "completions/mean_length" in log]
     tokens = [log["completions/mean_length"] * task["batch"] for log in logs]
-    print(json.dumps({"step_s": seconds[1:], "tokens": tokens[1:], "peak_gib": peak_rss_gib()}))
+    print(json.dumps({"step_s": seconds[1:], "tokens": tokens[1:], "peak_gib": peak_rss_gib(), "trl": version("trl")}))
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ TARGETS = (
     Target("logits fp32", MEMORY, 4.5, "torch"),
     Target("linear frozen", TIME, 2, "liger@"),
     Target("linear frozen", MEMORY, 4, "liger" + DEFAULT),
+    Target("linear trained", TIME, 1.5, "liger" + DEFAULT),
     Target("linear trained", TIME, 1.5, "liger@"),
     Target("linear trained", MEMORY, 4, "liger" + DEFAULT),
     Target("linear trained", TIME, 1, "liger_compile@"),

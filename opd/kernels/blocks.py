@@ -5,14 +5,17 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-CACHE_BYTES = 4 * 2**20  # two fp32 scratch blocks of this many bytes together stay in the cores' caches
-MIN_ROWS = 8  # of a block, however long they are: a softmax is spread over the cores by rows
+CACHE_BYTES = 6 * 2**20  # scratch blocks of this many bytes together stay in the cores' caches
+MIN_ROWS = 24  # of all scratch blocks, however long: a softmax is spread over the cores by rows
 Rows = slice | Tensor
 
 
-def row_blocks(num_rows: int, vocab: int, device: torch.device, live: Tensor | None = None) -> Iterator[Rows]:
-    """Indices that together cover the rows of which `live` [c] is true: blocks that fit a cache on the CPU, else one."""
-    step = max(MIN_ROWS, CACHE_BYTES // (8 * max(1, vocab))) if device.type == "cpu" else max(1, num_rows)
+def row_blocks(num_rows: int, vocab: int, device: torch.device, count: int, live: Tensor | None = None) -> Iterator[Rows]:
+    """Indices that together cover the rows of which `live` [c] is true: on the CPU blocks of which `count` in fp32 fit a
+    cache, else one."""
+    step = max(1, MIN_ROWS // count, CACHE_BYTES // (4 * count * max(1, vocab)))
+    if device.type != "cpu":
+        step = max(1, num_rows)
     if live is None or bool(live.all()):
         for start in range(0, num_rows, step):
             yield slice(start, min(start + step, num_rows))
@@ -24,7 +27,8 @@ class Scratch:
     """Buffers reused from block to block: fresh ones of this size would each be a page fault a page."""
 
     def __init__(self, count: int, like: Tensor, vocab: int) -> None:
-        first = next(row_blocks(len(like), vocab, like.device), slice(0, 0))
+        self.count = count
+        first = next(row_blocks(len(like), vocab, like.device, count), slice(0, 0))
         assert isinstance(first, slice)
         self.dtype = accumulator(like)
         self._buffers = [like.new_empty(first.stop, vocab, dtype=self.dtype) for _ in range(count)]
@@ -35,7 +39,7 @@ class Scratch:
 
 
 def exponentials(x: Tensor, out: Tensor) -> Tensor:
-    """Writes e^x times a factor a row to `out` [c, V], and gives the factor [c]. The rows of `x` have the maximum 0.
+    """Writes e^(x - max x) times a factor a row to `out` [c, V], and gives the factor [c].
 
     Torch's softmax has a faster exponential than `torch.exp`, but its own sum over a long row is off by 1e-5: of its result
     no more is believed than that it is a multiple, whose factor the largest entry shows.

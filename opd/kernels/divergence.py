@@ -111,7 +111,7 @@ def divergence_stats(
     student_form: LogitForm = PLAIN,
     teacher_form: LogitForm = PLAIN,
 ) -> DivergenceStats:
-    """Divergence, entropy and what the gradient needs; 0 in rows that are not live."""
+    """Divergence and what the gradient needs; 0 in rows that are not live."""
     stats = divergence_stats_of(divergence_partials(student, teacher, live, kind, student_form, teacher_form), kind)
     if kind == "jsd":
         loss, mean = jsd_sums(student, teacher, stats, live, beta, student_form, teacher_form)
@@ -177,7 +177,7 @@ def divergence_with_grad(
     if kind == "reverse_kl":
         return divergence_torch.reverse_kl_with_grad(student, teacher, weight, student_form, teacher_form, out)
     blocks = []
-    for rows in row_blocks(len(student), student.shape[1], student.device):
+    for rows in row_blocks(len(student), student.shape[1], student.device, 5):
         assert isinstance(rows, slice)
         forms = student_form, teacher_form
         stats = divergence_stats(student[rows], teacher[rows], weight[rows] != 0, kind, beta, *forms)

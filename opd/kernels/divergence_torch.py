@@ -30,11 +30,12 @@ def partials(
     """One pass over the rows of which `live` is true."""
     c, vocab = student.shape
     scratch = Scratch(3 if kind == "reverse_kl" else 4, student, vocab)
-    out = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(7)]
-    for rows in row_blocks(c, vocab, student.device, live):
+    out = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(6)]
+    for rows in row_blocks(c, vocab, student.device, scratch.count, live):
         x, w, d, *spare = scratch(rows)
         maxima = _read(student, teacher, rows, student_form, teacher_form, x, w, d)
-        for field, value in zip(out, _sums(x, w, d, *spare, kind=kind, maxima=maxima)):
+        found = _sums(x, w, d, spare[0], kind, maxima) if spare else _reverse_kl_sums(x, w, d, maxima)[0]
+        for field, value in zip(out, found):
             field[rows] = value
     return DivergencePartials(*out)
 
@@ -52,7 +53,7 @@ def jsd_sums(
     c, vocab = student.shape
     scratch = Scratch(5, student, vocab)
     loss, mean = (torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(2))
-    for rows in row_blocks(c, vocab, student.device, live):
+    for rows in row_blocks(c, vocab, student.device, scratch.count, live):
         x, w, d, low, over_q = scratch(rows)
         _read(student, teacher, rows, student_form, teacher_form, x, w, d, stats)
         _mixture(d, stats.log_ratio[rows, None], beta, low, over_q)
@@ -81,7 +82,7 @@ def grad(
     c, vocab = student.shape
     live, upstream = upstream != 0, (upstream * student_form.scale)[:, None]
     scratch = Scratch({"reverse_kl": 3, "forward_kl": 4, "jsd": 5}[kind], student, vocab)
-    for rows in row_blocks(c, vocab, student.device, live):
+    for rows in row_blocks(c, vocab, student.device, scratch.count, live):
         x, w, g, *spare = scratch(rows)
         _read(student, teacher, rows, student_form, teacher_form, x, w, g, stats)
         log_z = stats.log_z[rows, None]
@@ -115,20 +116,21 @@ def reverse_kl_with_grad(
     c, vocab = student.shape
     live, upstream = weight != 0, (weight * student_form.scale)[:, None]
     scratch = Scratch(3, student, vocab)
-    sums = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(7)]
-    for rows in row_blocks(c, vocab, student.device, live):
-        x, e, d = scratch(rows)
-        maxima = _read(student, teacher, rows, student_form, teacher_form, x, e, d)
-        for field, value in zip(sums, _sums(x, e, d, kind="reverse_kl", maxima=maxima)):
+    fields = [torch.zeros(c, device=student.device, dtype=scratch.dtype) for _ in range(6)]
+    for rows in row_blocks(c, vocab, student.device, scratch.count, live):
+        x, w, d = scratch(rows)
+        maxima = _read(student, teacher, rows, student_form, teacher_form, x, w, d)
+        found, mass = _reverse_kl_sums(x, w, d, maxima)
+        for field, value in zip(fields, found):
             field[rows] = value
-        z, cross = sums[1][rows, None], sums[4][rows, None]
-        d.sub_(cross / z).mul_(e).mul_(upstream[rows] / e.sum(-1, keepdim=True))
+        mean = fields[4][rows, None] / fields[1][rows, None]
+        g = x.addcmul_(w, -mean).mul_(upstream[rows] / mass)
         if student_form.softcap is not None:
-            student_form.capped_(x.copy_(student[rows])).sub_(maxima[0][:, None]).mul_(student_form.scale)
-        store(out, rows, student_form.slope_(d, x, maxima[0][:, None]))
+            student_form.capped_(d.copy_(student[rows])).sub_(maxima[0][:, None]).mul_(student_form.scale)
+        store(out, rows, student_form.slope_(g, d, maxima[0][:, None]))
     if not live.all():
         out.masked_fill_(~live[:, None], 0.0)
-    return divergence_stats_of(DivergencePartials(*sums), "reverse_kl")
+    return divergence_stats_of(DivergencePartials(*fields), "reverse_kl")
 
 
 def _read(
@@ -142,7 +144,8 @@ def _read(
     d: Tensor,
     stats: DivergenceStats | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Writes x, w and d = x - w of some rows; their maxima, which are those of `stats` where given.
+    """Writes d = x - w of some rows, and x and w; gives their maxima, those of `stats` where given. Without `stats` x and w
+    may have a constant a row that their softmax does not feel.
 
     Where the maxima are close, s - t is formed before they are taken off: it is exact between near-equal rows, while s - m
     and t - n have rounding errors of their own. Where they are not, as with unlike offsets, it is the other way.
@@ -155,43 +158,43 @@ def _read(
     if scale != teacher_form.scale:
         torch.sub(x.sub_(m).mul_(scale), w.sub_(n).mul_(teacher_form.scale), out=d)
         return row_max, teacher_max
-    near = (m - n).abs() <= NEAR_MAXIMA
-    if not near.any():
-        torch.sub(x.sub_(m), w.sub_(n), out=d)
-    else:
-        first = [maxima.masked_fill(near, 0.0) for maxima in (m, n)]
-        if not near.all():
-            x.sub_(first[0])
-            w.sub_(first[1])
-        torch.sub(x, w, out=d).sub_((m - n).masked_fill(~near, 0.0))
-        x.sub_(m - first[0])
-        w.sub_(n - first[1])
+    far = (m - n).abs() > NEAR_MAXIMA
+    some_far, all_far = bool(far.any()), bool(far.all())
+    if some_far:
+        x.sub_(m.masked_fill(~far, 0.0))
+        w.sub_(n.masked_fill(~far, 0.0))
+    torch.sub(x, w, out=d)
+    if not all_far:
+        d.sub_((m - n).masked_fill_(far, 0.0))
+        if scale != 1.0 or stats is not None:
+            x.sub_(m.masked_fill(far, 0.0))
+            w.sub_(n.masked_fill(far, 0.0))
     if scale != 1.0:
         for block in (x, w, d):
             block.mul_(scale)
     return row_max, teacher_max
 
 
-def _sums(
-    x: Tensor, w: Tensor, d: Tensor, spare: Tensor | None = None, *, kind: Kind, maxima: tuple[Tensor, Tensor]
-) -> tuple[Tensor, ...]:
-    """The fields of `DivergencePartials`; overwrites `x`, and `w` by a multiple of q; with a `spare` block, as all but the
-    reverse KL need, everything. The log-ratio d is formed before normalisers come in: equal rows give exactly 0, near rows
-    keep their digits."""
+def _reverse_kl_sums(x: Tensor, w: Tensor, d: Tensor, maxima: tuple[Tensor, Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
+    """(fields of `DivergencePartials`, M [c, 1]). Leaves M q in `w` and M q d in `x`. The log-ratio d is formed before
+    normalisers come in: equal rows give exactly 0, near rows keep their digits."""
     factor = exponentials(w, w)
     y = (total(w) / factor).to(w.dtype)
-    cross, gap = torch.zeros_like(y), torch.zeros_like(y)
-    if spare is not None:
-        if kind == "forward_kl":
-            cross = -torch.mul(w, d, out=spare).sum(-1) / factor
-        overflowing = d.amax(-1) > FAR
-        gap = d.clamp_(max=FAR).expm1_().mul_(w).sum(-1).div_(factor).masked_fill_(overflowing, torch.inf)
     factor = exponentials(x, w)
-    z = (total(w) / factor).to(w.dtype)
-    entropy_sum = x.mul_(w).sum(-1) / factor
-    if kind == "reverse_kl":
-        cross = torch.mul(w, d, out=x).sum(-1) / factor
-    return maxima[0], z, maxima[1], y, cross, entropy_sum, gap
+    mass = total(w)
+    z, cross = (mass / factor).to(w.dtype), torch.mul(w, d, out=x).sum(-1) / factor
+    return (maxima[0], z, maxima[1], y, cross, torch.zeros_like(y)), mass[:, None].to(w.dtype)
+
+
+def _sums(x: Tensor, w: Tensor, d: Tensor, spare: Tensor, kind: Kind, maxima: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """The fields of `DivergencePartials` for the forward KL and the JSD; overwrites everything."""
+    factor = exponentials(w, w)
+    y = (total(w) / factor).to(w.dtype)
+    cross = -torch.mul(w, d, out=spare).sum(-1) / factor if kind == "forward_kl" else torch.zeros_like(y)
+    overflowing = d.amax(-1) > FAR
+    gap = d.clamp_(max=FAR).expm1_().mul_(w).sum(-1).div_(factor).masked_fill_(overflowing, torch.inf)
+    factor = exponentials(x, w)
+    return maxima[0], (total(w) / factor).to(w.dtype), maxima[1], y, cross, gap
 
 
 def _mixture(d: Tensor, log_ratio: Tensor, beta: float, low: Tensor, over_q: Tensor) -> None:

@@ -30,7 +30,7 @@ def partials(
     """One pass over the rows of which `live` is true."""
     c, vocab = student.shape
     programs = grid.slices(c, vocab, student.device)
-    sums = torch.zeros(7, programs.num_slices, c, device=student.device)
+    sums = torch.zeros(6, programs.num_slices, c, device=student.device)
     programs.launch(
         _partials,
         *(*_rows(student, teacher, live), sums, c),
@@ -126,14 +126,14 @@ def _partials(
     width: tl.constexpr,
     block: tl.constexpr,
 ):
-    """`sums` [7, num_slices, num_rows]: the fields of `DivergencePartials`."""
+    """`sums` [6, num_slices, num_rows]: the fields of `DivergencePartials`."""
     row = tl.program_id(0) // num_slices
     part = tl.program_id(0) % num_slices
     if not tl.load(live + row):
         return
     student += row.to(tl.int64) * student_stride
     teacher += row.to(tl.int64) * teacher_stride
-    m, z, n, y, cross, entropy_sum, gap = _sums_of(
+    m, z, n, y, cross, gap = _sums_of(
         student, teacher, part * width, scale, teacher_scale, ratio, softcap, teacher_softcap, vocab, kind, width, block
     )
     sums += part * num_rows + row
@@ -143,8 +143,7 @@ def _partials(
     tl.store(sums + 2 * field, n)
     tl.store(sums + 3 * field, tl.sum(y, 0))
     tl.store(sums + 4 * field, scale * tl.sum(cross, 0))
-    tl.store(sums + 5 * field, scale * tl.sum(entropy_sum, 0))
-    tl.store(sums + 6 * field, tl.sum(gap, 0))
+    tl.store(sums + 5 * field, tl.sum(gap, 0))
 
 
 @triton.jit
@@ -172,7 +171,6 @@ def _sums_of(
     z = tl.zeros([block], tl.float32)
     y = tl.zeros([block], tl.float32)
     cross = tl.zeros([block], tl.float32)
-    entropy_sum = tl.zeros([block], tl.float32)
     gap = tl.zeros([block], tl.float32)
     for start in tl.range(0, width, block, num_stages=3):
         columns = first + start + tl.arange(0, block)
@@ -190,7 +188,6 @@ def _sums_of(
                 if kind == "forward_kl":
                     cross = g * (cross - y * apart)
                 gap = f * gap + y * minus(f, g, scale * apart)
-            entropy_sum = f * (entropy_sum + z * shift)
             z, y = f * z, g * y
             m, n = m_new, n_new
         u, v = s - m, t - n
@@ -202,10 +199,9 @@ def _sums_of(
             if kind == "forward_kl":
                 cross -= p * d
             gap += minus(q, p, scale * d)
-        entropy_sum += q * u
         z += q
         y += p
-    return m, z, n, y, cross, entropy_sum, gap
+    return m, z, n, y, cross, gap
 
 
 @triton.jit

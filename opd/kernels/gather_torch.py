@@ -21,19 +21,19 @@ def partials(
     c, vocab = logits.shape
     scratch = Scratch(2, logits, vocab)
     row_max, z, entropy_sum = (torch.zeros(c, device=logits.device, dtype=scratch.dtype) for _ in range(3))
-    at = torch.zeros(ids.shape, device=logits.device, dtype=scratch.dtype)
-    for rows in row_blocks(c, vocab, logits.device, live):
+    at, factor = torch.zeros(ids.shape, device=logits.device, dtype=scratch.dtype), torch.ones_like(z)
+    named = ids.clamp(min=0)
+    for rows in row_blocks(c, vocab, logits.device, scratch.count, live):
         x, e = scratch(rows)
         form.capped_(x.copy_(logits[rows]))
         row_max[rows] = x.amax(-1)
         x.sub_(row_max[rows, None])
         if form.scale != 1.0:
             x.mul_(form.scale)
-        factor = exponentials(x, e)
-        z[rows] = e.sum(-1) / factor
-        at[rows] = x.gather(-1, ids[rows].clamp(min=0)).masked_fill_(ids[rows] < 0, 0.0)
-        entropy_sum[rows] = x.mul_(e).sum(-1) / factor
-    return GatherPartials(row_max, z, entropy_sum, at)
+        factor[rows], z[rows] = exponentials(x, e), e.sum(-1)
+        at[rows] = x.gather(-1, named[rows])
+        entropy_sum[rows] = x.mul_(e).sum(-1)
+    return GatherPartials(row_max, z / factor, entropy_sum / factor, at.masked_fill_(ids < 0, 0.0))
 
 
 def grad(
@@ -61,7 +61,7 @@ def grad(
     if grad_entropy is not None:
         live = live | (grad_entropy != 0)
     scratch = Scratch(2 if grad_entropy is None else 3, logits, vocab)
-    for rows in row_blocks(c, vocab, logits.device, live):
+    for rows in row_blocks(c, vocab, logits.device, scratch.count, live):
         x, g, *spare = scratch(rows)
         form.capped_(x.copy_(logits[rows])).sub_(stats.max[rows, None])
         if form.scale != 1.0:

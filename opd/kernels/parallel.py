@@ -1,7 +1,7 @@
 """The same over a vocabulary that is split among processes (tensor parallel heads): every process holds some columns.
 
 Each process reduces its own columns to a few floats a row (`opd.kernels.partials`); these are gathered and merged, and the
-gradient with respect to a process's own columns needs no more. What crosses the processes is 7 floats a row for a divergence
+gradient with respect to a process's own columns needs no more. What crosses the processes is 6 floats a row for a divergence
 (the JSD 2 more, after its normalisers are known) and 3 + 2 M for log-probs at M ids, whatever the size of the vocabulary.
 
 Shape legend: N rows, V columns of this process, M ids a row. All processes hold the same rows in the same order.

@@ -25,7 +25,6 @@ class DivergencePartials:
     teacher_max: Tensor  # n
     y: Tensor  # sum of e^w
     cross: Tensor  # reverse KL: sum of e^x (x - w); forward KL: sum of e^w (w - x); else 0
-    entropy_sum: Tensor  # sum of e^x x
     gap: Tensor  # forward KL, JSD: z - y, summed as e^x - e^w so that near rows keep its digits; else 0
 
 
@@ -34,7 +33,6 @@ class DivergenceStats:
     """A row's figures and what the gradient is computed from. All fp32 [c]; 0 in rows that were not read."""
 
     divergence: Tensor  # nats
-    entropy: Tensor  # of the student, nats
     max: Tensor  # m
     log_z: Tensor
     teacher_max: Tensor  # n
@@ -53,7 +51,7 @@ class DivergenceStats:
         zero = torch.zeros_like(log_z)
         log_ratio = zero if kind == "reverse_kl" else last[0]
         mean = zero if kind == "forward_kl" else last[-1]
-        return DivergenceStats(zero, zero, row_max, log_z, teacher_max, log_ratio, mean)
+        return DivergenceStats(zero, row_max, log_z, teacher_max, log_ratio, mean)
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,6 @@ def merge_divergence(parts: DivergencePartials, kind: Kind, scale: float, teache
         teacher_max,
         (teacher_weight * parts.y).sum(0),
         cross.sum(0),
-        (weight * (parts.entropy_sum + parts.z * shift)).sum(0),
         gap.sum(0),
     )
 
@@ -134,8 +131,7 @@ def divergence_stats_of(parts: DivergencePartials, kind: Kind) -> DivergenceStat
     held = parts.z != 0
     z, y = parts.z.masked_fill(~held, 1.0), parts.y.masked_fill(~held, 1.0)
     log_z, log_ratio = z.log(), (z / y).log()
-    entropy, divergence = log_z - parts.entropy_sum / z, torch.zeros_like(z)
-    mean = torch.zeros_like(z)
+    divergence, mean = torch.zeros_like(z), torch.zeros_like(z)
     if kind == "reverse_kl":
         mean = parts.cross / z
         divergence = mean - log_ratio
@@ -143,7 +139,7 @@ def divergence_stats_of(parts: DivergencePartials, kind: Kind) -> DivergenceStat
         log_ratio = torch.where(2 * parts.gap.abs() < y, torch.log1p(parts.gap / y), log_ratio)
     if kind == "forward_kl":
         divergence = parts.cross / y + log_ratio
-    return DivergenceStats(divergence, entropy * held, parts.max, log_z, parts.teacher_max, log_ratio, mean)
+    return DivergenceStats(divergence, parts.max, log_z, parts.teacher_max, log_ratio, mean)
 
 
 def row_stats_of(parts: GatherPartials, ids: Tensor, scale: float) -> RowStats:

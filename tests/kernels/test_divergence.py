@@ -273,12 +273,9 @@ def test_statistics_and_gradient_at_once_are_those_of_two_passes(kind, beta):
     together = divergence_with_grad(student, teacher, weight, kind, beta, *forms, out=once)
     stats = divergence_stats(student, teacher, weight != 0, kind, beta, *forms)
     divergence_grad(student, teacher, stats, weight, kind, beta, *forms, out=twice)
-    for name in ("divergence", "entropy", "max", "log_z"):
+    for name in ("divergence", "max", "log_z"):
         torch.testing.assert_close(getattr(together, name), getattr(stats, name), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(once, twice, rtol=0, atol=1e-6)
-    logp = (0.7 * student.double()).log_softmax(-1)
-    entropy = -(logp.exp() * logp).sum(-1).masked_fill(weight == 0, 0.0)
-    torch.testing.assert_close(together.entropy.double(), entropy, rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("place", ["student", "teacher"])

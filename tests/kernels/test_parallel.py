@@ -73,3 +73,6 @@ def test_shards_give_what_one_process_has(answers, number):
     both = torch.cat([first[-1], second[-1]], dim=1)
     torch.testing.assert_close(both, gradient, rtol=0, atol=4e-6 * float(gradient.abs().max()))
     assert gradient.any()
+    if case["kind"] != "gather" and case["forms"] == FORMS[0] and float(case["student"].amax()) < 1e3:
+        near = 2  # a row whose models are close keeps its digits, too
+        torch.testing.assert_close(both[near], gradient[near], rtol=0, atol=2e-6 * float(gradient[near].abs().max()))
