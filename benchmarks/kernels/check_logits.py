@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.finding import ABSOLUTE, NOTHING, RELATIVE, Finding, gradient_finding, loss_finding, truncating
-from opd.kernels.divergence import KINDS, divergence
+from opd.kernels.checks import KINDS
+from opd.kernels.divergence import divergence
 from opd.kernels.gather import gather_logprob
 from opd.kernels.head import LogitForm
 from opd.kernels.topk import OUTSIDE, topk_divergence, topk_reverse_kl

@@ -7,6 +7,7 @@ from torch import Tensor
 
 CACHE_BYTES = 6 * 2**20  # scratch blocks of this many bytes together stay in the cores' caches
 MIN_ROWS = 24  # of all scratch blocks, however long: a softmax is spread over the cores by rows
+LOWEST = -1e30  # a logit that weighs nothing
 Rows = slice | Tensor
 
 
@@ -45,6 +46,13 @@ def exponentials(x: Tensor, out: Tensor) -> Tensor:
     no more is believed than that it is a multiple, whose factor the largest entry shows.
     """
     return torch.softmax(x, -1, out=out).amax(-1)
+
+
+def scaled_(x: Tensor, scale: float) -> Tensor:
+    """x * scale, in place. What masks leave, such as the lowest number that fp32 has, stays finite: 0 * inf is NaN."""
+    if scale != 1.0:
+        x.mul_(scale)
+    return x.clamp_(min=LOWEST) if scale > 1.0 else x
 
 
 def total(block: Tensor) -> Tensor:

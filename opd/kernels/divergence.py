@@ -6,7 +6,6 @@ Shape legend: N or c rows, V columns in use, R and S columns of the student's an
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,14 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from opd.kernels import divergence_torch
-from opd.kernels.blocks import row_blocks
+from opd.kernels.blocks import accumulator, row_blocks
+from opd.kernels.checks import MODES, check_choice, check_divergence, check_shape, check_temperature
 from opd.kernels.dispatch import on_triton
 from opd.kernels.head import PLAIN, LogitForm
 from opd.kernels.partials import DivergencePartials, DivergenceStats, Kind, astuple_of, divergence_stats_of
 from opd.kernels.shapes import Bool, Float
-
-KINDS = ("reverse_kl", "forward_kl", "jsd")
-MODES = ("fused", "recompute")
 
 
 def divergence(
@@ -41,20 +38,22 @@ def divergence(
     """weight * divergence of each row [N], in nats, fp32; differentiable in `student` alone.
 
     `student` [N, R] and `teacher` [N, S]: logits in fp32, bf16, fp16 or float64, of any row stride; `weight` [N]. Columns
-    from `vocab` on (by default those that only one of the two has) are never read, nor are rows of weight 0. The forms say
-    what is done to the logits before the softmax; by default they are divided by the temperature. `mode`: `recompute` saves
+    from `vocab` on (by default those that only one of the two has) are never read, nor are rows of weight 0. `beta` is the
+    teacher's share of the JSD's mixture. The forms say what is done to the logits before the softmax; by default they are
+    divided by the temperature. `mode`: `recompute` saves
     four floats a row (the JSD five) and computes the gradient in the backward pass; `fused` computes it in the forward pass,
     which costs fewer passes over a row in cache; by default `fused` on the CPU and `recompute` elsewhere. `inplace` writes
     the gradient over `student`, whose values are lost with the forward pass (`fused`) or with the backward pass.
 
     Raises `ValueError` for shapes that do not agree, and unknown kinds and modes.
     """
-    vocab = min(student.shape[1], teacher.shape[1]) if vocab is None else vocab
+    vocab = min(student.shape[-1], teacher.shape[-1]) if vocab is None else vocab
     _check(student, teacher, weight, kind, beta, vocab)
-    if mode not in (None, *MODES):
-        raise ValueError(f"mode: one of {', '.join(MODES)}, not {mode!r}")
-    if weight is None:
-        weight = torch.ones(len(student), device=student.device)
+    check_temperature(temperature)
+    if mode is not None:
+        check_choice("mode", mode, MODES)
+    weight = torch.ones(len(student), device=student.device) if weight is None else weight
+    weight = weight.detach().to(accumulator(student))
     forms = tuple(LogitForm(1 / temperature) if form is None else form for form in (student_form, teacher_form))
     fused = mode == "fused" or (mode is None and student.device.type == "cpu" and not on_triton(student))
     if not (torch.is_grad_enabled() and student.requires_grad):
@@ -62,7 +61,19 @@ def divergence(
     return _Divergence.apply(student, teacher, weight, kind, beta, vocab, forms, fused, inplace)  # type: ignore[return-value]
 
 
-reverse_kl, forward_kl, jsd = (partial(divergence, kind=kind) for kind in KINDS)
+def reverse_kl(student: Tensor, teacher: Tensor, weight: Tensor | None = None, **options: Any) -> Tensor:
+    """weight * KL(student, teacher) of each row [N]. Arguments: see `divergence`."""
+    return divergence(student, teacher, weight, kind="reverse_kl", **options)
+
+
+def forward_kl(student: Tensor, teacher: Tensor, weight: Tensor | None = None, **options: Any) -> Tensor:
+    """weight * KL(teacher, student) of each row [N]. Arguments: see `divergence`."""
+    return divergence(student, teacher, weight, kind="forward_kl", **options)
+
+
+def jsd(student: Tensor, teacher: Tensor, weight: Tensor | None = None, **options: Any) -> Tensor:
+    """weight * generalised Jensen-Shannon divergence of each row [N]. Arguments: see `divergence`."""
+    return divergence(student, teacher, weight, kind="jsd", **options)
 
 
 class _Divergence(torch.autograd.Function):
@@ -76,7 +87,8 @@ class _Divergence(torch.autograd.Function):
             ctx.save_for_backward(whole)
         else:
             stats = divergence_stats(*used, weight != 0, *ctx.options)
-            ctx.save_for_backward(student, teacher, weight, *stats.saved(kind))
+            ctx.save_for_backward(student)
+            ctx.others = teacher, weight, *stats.saved(kind)  # none has a gradient, and some may be inference tensors
         return weight * stats.divergence
 
     @staticmethod
@@ -87,7 +99,7 @@ class _Divergence(torch.autograd.Function):
             if whole.device.type != "cpu" or not bool((upstream == 1).all()):
                 whole = torch.mul(whole, upstream[:, None], out=whole if ctx.inplace else torch.empty_like(whole))
         else:
-            student, teacher, weight, *saved = ctx.saved_tensors
+            (student,), (teacher, weight, *saved) = ctx.saved_tensors, ctx.others
             stats = DivergenceStats.restored(ctx.options[0], tuple(saved))
             used = student.detach()[:, : ctx.vocab], teacher.detach()[:, : ctx.vocab]
             whole = _gradient_of(student, ctx.inplace, ctx.vocab)
@@ -197,13 +209,9 @@ def _twin(logits: Tensor) -> Any:
 
 
 def _check(student: Tensor, teacher: Tensor, weight: Tensor | None, kind: str, beta: float, vocab: int) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"kind: one of {', '.join(KINDS)}, not {kind!r}")
-    if not 0 < beta < 1:
-        raise ValueError(f"beta: between 0 and 1, not {beta}")
+    check_divergence(kind, beta)
     if student.ndim != 2 or teacher.ndim != 2 or len(student) != len(teacher):
         raise ValueError(f"logits: two matrices with as many rows, not {tuple(student.shape)} and {tuple(teacher.shape)}")
     if not 1 <= vocab <= min(student.shape[1], teacher.shape[1]):
         raise ValueError(f"vocab: between 1 and the columns of both ({student.shape[1]}, {teacher.shape[1]}), not {vocab}")
-    if weight is not None and weight.shape != student.shape[:1]:
-        raise ValueError(f"weight: one number a row, {len(student)}, not {tuple(weight.shape)}")
+    check_shape("weight", weight, student.shape[:1])

@@ -11,7 +11,7 @@ L = beta KL(p, r) + (1 - beta) KL(q, r) with r = beta p + (1 - beta) q
 import torch
 from torch import Tensor
 
-from opd.kernels.blocks import Rows, Scratch, exponentials, row_blocks, store, total
+from opd.kernels.blocks import Rows, Scratch, exponentials, row_blocks, scaled_, store, total
 from opd.kernels.head import LogitForm
 from opd.kernels.partials import NEAR_MAXIMA, DivergencePartials, DivergenceStats, Kind, divergence_stats_of
 from opd.kernels.shapes import Bool, Float
@@ -34,7 +34,8 @@ def partials(
     for rows in row_blocks(c, vocab, student.device, scratch.count, live):
         x, w, d, *spare = scratch(rows)
         maxima = _read(student, teacher, rows, student_form, teacher_form, x, w, d)
-        found = _sums(x, w, d, spare[0], kind, maxima) if spare else _reverse_kl_sums(x, w, d, maxima)[0]
+        reverse = kind == "reverse_kl"
+        found = _reverse_kl_sums(x, w, d, maxima)[0] if reverse else _sums(x, w, d, *spare, kind=kind, maxima=maxima)
         for field, value in zip(out, found):
             field[rows] = value
     return DivergencePartials(*out)
@@ -156,7 +157,7 @@ def _read(
     teacher_max = w.amax(-1) if stats is None else stats.teacher_max[rows]
     scale, m, n = student_form.scale, row_max[:, None], teacher_max[:, None]
     if scale != teacher_form.scale:
-        torch.sub(x.sub_(m).mul_(scale), w.sub_(n).mul_(teacher_form.scale), out=d)
+        torch.sub(scaled_(x.sub_(m), scale), scaled_(w.sub_(n), teacher_form.scale), out=d)
         return row_max, teacher_max
     far = (m - n).abs() > NEAR_MAXIMA
     some_far, all_far = bool(far.any()), bool(far.all())
@@ -169,9 +170,8 @@ def _read(
         if scale != 1.0 or stats is not None:
             x.sub_(m.masked_fill(far, 0.0))
             w.sub_(n.masked_fill(far, 0.0))
-    if scale != 1.0:
-        for block in (x, w, d):
-            block.mul_(scale)
+    for block in (x, w, d):
+        scaled_(block, scale)
     return row_max, teacher_max
 
 
@@ -186,7 +186,9 @@ def _reverse_kl_sums(x: Tensor, w: Tensor, d: Tensor, maxima: tuple[Tensor, Tens
     return (maxima[0], z, maxima[1], y, cross, torch.zeros_like(y)), mass[:, None].to(w.dtype)
 
 
-def _sums(x: Tensor, w: Tensor, d: Tensor, spare: Tensor, kind: Kind, maxima: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def _sums(
+    x: Tensor, w: Tensor, d: Tensor, spare: Tensor, *, kind: Kind, maxima: tuple[Tensor, Tensor]
+) -> tuple[Tensor, ...]:
     """The fields of `DivergencePartials` for the forward KL and the JSD; overwrites everything."""
     factor = exponentials(w, w)
     y = (total(w) / factor).to(w.dtype)

@@ -181,10 +181,10 @@ def _sums_of(
         if (m_new > m) | (n_new > n):  # seldom after the first tiles
             shift, teacher_shift = m - m_new, n - n_new
             f, g = tl.exp2(power * shift), tl.exp2(teacher_power * teacher_shift)
+            apart = difference(m, n, m_new, n_new, ratio)
             if kind == "reverse_kl":
-                cross = f * (cross + z * (shift - ratio * teacher_shift))
+                cross = f * (cross + z * apart)
             else:
-                apart = difference(m, n, m_new, n_new, ratio)
                 if kind == "forward_kl":
                     cross = g * (cross - y * apart)
                 gap = f * gap + y * minus(f, g, scale * apart)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from opd.kernels import gather_torch
+from opd.kernels.checks import check_shape, check_temperature
 from opd.kernels.dispatch import on_triton
 from opd.kernels.head import PLAIN, LogitForm
 from opd.kernels.partials import GatherPartials, RowStats, row_stats_of
@@ -38,19 +39,25 @@ def gather_logprob(
 ) -> Gathered:
     """Log-probs of `ids` under softmax(logits / temperature), with entropy and log-sum-exp of the row, in one pass.
 
-    All three are differentiable in `logits` [N, R] (fp32, bf16, fp16 or float64, any row stride). `ids` [N, M] of -1 are
+    All three are differentiable in `logits` [N, R] (fp32, bf16, fp16 or float64, any row stride). Negative `ids` [N, M] are
     absent; an id may be named twice. Columns from `vocab` on are never read, nor are rows outside `mask` [N]. `form` says
     what is done to the logits before the softmax, instead of `temperature`. A few floats a row are saved; the backward pass
     computes the gradient, with `inplace` over `logits`, whose values are then lost.
 
-    Raises `ValueError` for shapes that do not agree.
+    Raises `ValueError` for shapes that do not agree, and for ids from `vocab` on; on CUDA, where to look would make the host
+    wait, their log-probs are NaN.
     """
     vocab = logits.shape[-1] if vocab is None else vocab
-    if logits.ndim != 2 or ids.ndim != 2 or len(ids) != len(logits):
+    check_temperature(temperature)
+    if logits.ndim != 2:
+        raise ValueError(f"logits: a matrix, not {tuple(logits.shape)}")
+    if ids.ndim != 2 or len(ids) != len(logits):
         raise ValueError(f"ids: a matrix with a row for each of {tuple(logits.shape)}, not {tuple(ids.shape)}")
     if not 1 <= vocab <= logits.shape[1]:
         raise ValueError(f"vocab: between 1 and {logits.shape[1]}, not {vocab}")
+    check_shape("mask", mask, logits.shape[:1])
     form = LogitForm(1 / temperature) if form is None else form
+    mask = None if mask is None else mask.bool()
     return Gathered(*_Gather.apply(logits, ids, mask, vocab, form, inplace))  # type: ignore[misc]
 
 
@@ -59,14 +66,15 @@ class _Gather(torch.autograd.Function):
     def forward(ctx, logits, ids, mask, vocab, form, inplace):  # type: ignore[no-untyped-def]
         stats = gather_stats(logits.detach()[:, :vocab], ids, form, mask)
         ctx.vocab, ctx.form, ctx.inplace = vocab, form, inplace
-        ctx.save_for_backward(logits, ids, mask, stats.logp, stats.entropy, stats.max, stats.log_z)
+        ctx.save_for_backward(logits)
+        ctx.others = ids, mask, stats.logp, stats.entropy, stats.max, stats.log_z  # none has a gradient
         ctx.set_materialize_grads(False)
         return stats.logp, stats.entropy, stats.lse if mask is None else stats.lse.masked_fill(~mask, 0.0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_logp, grad_entropy, grad_lse):  # type: ignore[no-untyped-def]
-        logits, ids, mask, *saved = ctx.saved_tensors
+        (logits,), (ids, mask, *saved) = ctx.saved_tensors, ctx.others
         stats = RowStats(*saved, scale=ctx.form.scale)
         grads = [torch.zeros_like(stats.logp) if grad_logp is None else grad_logp, grad_entropy, grad_lse]
         if mask is not None:

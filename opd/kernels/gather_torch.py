@@ -8,7 +8,7 @@ Works on blocks of rows that stay in cache. Shape legend: c rows, V columns, M i
 import torch
 from torch import Tensor
 
-from opd.kernels.blocks import Scratch, exponentials, row_blocks, store
+from opd.kernels.blocks import Scratch, exponentials, row_blocks, scaled_, store
 from opd.kernels.head import LogitForm
 from opd.kernels.partials import GatherPartials, RowStats
 from opd.kernels.shapes import Bool, Float, Int
@@ -19,6 +19,8 @@ def partials(
 ) -> GatherPartials:
     """One pass over the rows of which `live` is true. Ids of -1 are absent."""
     c, vocab = logits.shape
+    if ids.numel() and int(ids.max()) >= vocab:
+        raise ValueError(f"ids: below {vocab}, the columns in use, not {int(ids.max())}")
     scratch = Scratch(2, logits, vocab)
     row_max, z, entropy_sum = (torch.zeros(c, device=logits.device, dtype=scratch.dtype) for _ in range(3))
     at, factor = torch.zeros(ids.shape, device=logits.device, dtype=scratch.dtype), torch.ones_like(z)
@@ -27,9 +29,7 @@ def partials(
         x, e = scratch(rows)
         form.capped_(x.copy_(logits[rows]))
         row_max[rows] = x.amax(-1)
-        x.sub_(row_max[rows, None])
-        if form.scale != 1.0:
-            x.mul_(form.scale)
+        scaled_(x.sub_(row_max[rows, None]), form.scale)
         factor[rows], z[rows] = exponentials(x, e), e.sum(-1)
         at[rows] = x.gather(-1, named[rows])
         entropy_sum[rows] = x.mul_(e).sum(-1)
@@ -63,9 +63,7 @@ def grad(
     scratch = Scratch(2 if grad_entropy is None else 3, logits, vocab)
     for rows in row_blocks(c, vocab, logits.device, scratch.count, live):
         x, g, *spare = scratch(rows)
-        form.capped_(x.copy_(logits[rows])).sub_(stats.max[rows, None])
-        if form.scale != 1.0:
-            x.mul_(form.scale)
+        scaled_(form.capped_(x.copy_(logits[rows])).sub_(stats.max[rows, None]), form.scale)
         torch.sub(x, stats.log_z[rows, None], out=g)
         if grad_entropy is None:
             g.exp_().mul_(-total[rows, None])

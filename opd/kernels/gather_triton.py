@@ -37,7 +37,9 @@ def partials(
         row_max, z, entropy_sum = merged.max, merged.z, merged.entropy_sum
     at = torch.zeros(ids.shape, device=logits.device)
     grid.entries(c, ids.shape[1]).launch(
-        _at, logits, logits.stride(0), ids.contiguous(), live, row_max, at, form.scale, form.softcap, num_ids=ids.shape[1]
+        _at,
+        *(logits, logits.stride(0), ids.contiguous(), live, row_max, at, vocab, form.scale, form.softcap),
+        num_ids=ids.shape[1],
     )
     return GatherPartials(row_max, z, entropy_sum, at)
 
@@ -67,13 +69,15 @@ def grad(
     if grad_lse is not None:
         outside += grad_lse
     grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
-    add_at = None if add is None else add.gather(-1, ids.long().clamp(min=0))  # `out` may be `add`
+    add_at = None if add is None else add.gather(-1, ids.long().clamp(0, vocab - 1))  # `out` may be `add`
     shared = outside, grad_entropy, stats.entropy, stats.max, stats.log_z, out, out.stride(0), form.scale, form.softcap
     grid.tiles(c, vocab).launch(
         _grad, logits, logits.stride(0), add, 0 if add is None else add.stride(0), *shared, vocab=vocab
     )
     num_ids = ids.shape[1]
-    grid.entries(c, num_ids).launch(_grad_at, ids, stats.logp.contiguous(), grad_logp, add_at, *shared, num_ids=num_ids)
+    grid.entries(c, num_ids).launch(
+        _grad_at, ids, stats.logp.contiguous(), grad_logp, add_at, vocab, *shared, num_ids=num_ids
+    )
 
 
 @triton.jit
@@ -132,6 +136,7 @@ def _at(
     live,
     maxima,
     at,
+    vocab,
     scale,
     softcap,
     num_ids: tl.constexpr,
@@ -145,9 +150,9 @@ def _at(
     if not tl.load(live + row):
         return
     column = tl.load(ids + row * num_ids + entries, mask=entries < num_ids, other=-1)
-    s = read(logits + row * stride, column, column >= 0, softcap)
+    s = read(logits + row * stride, column, (column >= 0) & (column < vocab), softcap)
     x = scale * (s - tl.load(maxima + row))
-    tl.store(at + row * num_ids + entries, x, mask=column >= 0)
+    tl.store(at + row * num_ids + entries, tl.where(column < vocab, x, float("nan")), mask=column >= 0)
 
 
 @triton.jit
@@ -201,6 +206,7 @@ def _grad_at(
     logps,
     grad_logp,
     add_at,
+    vocab,
     outside,
     grad_entropy,
     entropies,
@@ -220,7 +226,7 @@ def _grad_at(
     entries = tl.program_id(0) % num_slices * width + tl.arange(0, block)
     first = row * num_ids
     column = tl.load(ids + first + entries, mask=entries < num_ids, other=-1)
-    present = column >= 0
+    present = (column >= 0) & (column < vocab)
     named = tl.zeros([block], tl.float32)
     for start in range(0, num_ids, block):
         others = start + tl.arange(0, block)
@@ -231,7 +237,7 @@ def _grad_at(
     factor = tl.load(outside + row)
     if grad_entropy is not None:
         factor = factor - tl.load(grad_entropy + row) * (log_q + tl.load(entropies + row))
-    gradient = scale * (named + factor * tl.exp(log_q))
+    gradient = scale * tl.where(factor == 0.0, named, named + factor * tl.exp(log_q))  # a NaN row that nobody asks about
     if softcap is not None:
         gradient *= slope((log_q + tl.load(log_zs + row)) / scale + tl.load(maxima + row), softcap)
     if add_at is not None:

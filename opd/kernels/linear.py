@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from opd.kernels.blocks import accumulator
+from opd.kernels.checks import MODES, check_choice, check_divergence, check_shape, check_temperature
 from opd.kernels.chunks import chunk_rows, default_bytes, row_chunks
-from opd.kernels.divergence import KINDS
 from opd.kernels.head import OutputHead
 from opd.kernels.linear_autograd import Chunked, ChunkedDivergence, ChunkedGather, Upstream
 from opd.kernels.partials import RowStats
 from opd.kernels.topk import OUTSIDE, topk_divergence
 
-MODES = ("fused", "recompute")
 Values = Callable[[Tensor, slice], Tensor]  # the divergence [c] of some rows from log-probs [c, M]
 
 
@@ -96,7 +95,7 @@ def linear_reverse_kl(
     """
     columns = _check_teacher(hidden, head, teacher, kind, beta)
     vocab = _check_options(vocab, columns, temperature, mode, max_bytes)
-    _check_shape("weight", weight, hidden.shape[:1])
+    check_shape("weight", weight, hidden.shape[:1])
     num_rows, keep = len(hidden), None if weight is None else _kept(weight != 0)
     weights = torch.ones(num_rows, device=hidden.device) if weight is None else weight.detach()
     weights = _rows(weights, keep).to(accumulator(hidden))
@@ -140,10 +139,12 @@ def linear_gather_logprob(
     Raises `ValueError` for shapes that do not agree, and for unknown or impossible options.
     """
     vocab = _check_options(vocab, _columns("hidden", hidden, head), temperature, mode, max_bytes)
-    _check_shape("ids", ids, (len(hidden), ids.shape[-1]))
-    _check_shape("mask", mask, hidden.shape[:1])
-    _check_shape("grad_logp", grad_logp, ids.shape)
-    _check_shape("grad_entropy", grad_entropy, hidden.shape[:1])
+    if ids.ndim != 2:
+        raise ValueError(f"ids: a matrix with a row for each of {len(hidden)}, not {tuple(ids.shape)}")
+    check_shape("ids", ids, (len(hidden), ids.shape[1]))
+    check_shape("mask", mask, hidden.shape[:1])
+    check_shape("grad_logp", grad_logp, ids.shape)
+    check_shape("grad_entropy", grad_entropy, hidden.shape[:1])
     if (grad_logp is None and grad_entropy is None) == (mode == "fused"):
         raise ValueError("grad_logp, grad_entropy: one of them or both with mode='fused', and with it alone")
     num_rows, keep = len(hidden), None if mask is None else _kept(mask)
@@ -183,7 +184,8 @@ def _values(teacher: TeacherTopK | TeacherSampled, kind: str, beta: float) -> Va
     def sampled(logp: Tensor, rows: slice) -> Tensor:
         own = logp[:, 0]
         advantage = own.detach() - teacher.logps[rows].to(logp.dtype)
-        return advantage + advantage * (own - own.detach())  # the first summand is the value, the second the gradient
+        loss = advantage + advantage * (own - own.detach())  # the first summand is the value, the second the gradient
+        return loss * (teacher.ids[rows] >= 0)
 
     return sampled
 
@@ -234,19 +236,16 @@ def _whole(value: Tensor, keep: Tensor | None, num_rows: int) -> Tensor:
 def _check_teacher(hidden: Tensor, head: OutputHead, teacher: Teacher, kind: str, beta: float) -> int:
     """Columns that both sides have. Raises `ValueError`."""
     columns = _columns("hidden", hidden, head)
-    if kind not in KINDS:
-        raise ValueError(f"kind: one of {', '.join(KINDS)}, not {kind!r}")
-    if not 0 < beta < 1:
-        raise ValueError(f"beta: between 0 and 1, not {beta}")
+    check_divergence(kind, beta)
     if isinstance(teacher, TeacherStates):
-        _check_shape("teacher.hidden", teacher.hidden, (len(hidden), *teacher.hidden.shape[1:2]))
+        check_shape("teacher.hidden", teacher.hidden, (len(hidden), *teacher.hidden.shape[1:2]))
         return min(columns, _columns("teacher.hidden", *teacher))
-    _check_shape("teacher.ids", teacher.ids, (len(hidden), *teacher.ids.shape[1:]))
-    _check_shape("teacher.logps", teacher.logps, teacher.ids.shape)
+    columns_of_ids = teacher.ids.shape[1:2] if isinstance(teacher, TeacherTopK) else ()
+    check_shape("teacher.ids", teacher.ids, (len(hidden), *columns_of_ids))
+    check_shape("teacher.logps", teacher.logps, teacher.ids.shape)
     if isinstance(teacher, TeacherTopK):
-        _check_shape("teacher.tail", teacher.tail, hidden.shape[:1])
-        if teacher.outside not in OUTSIDE:
-            raise ValueError(f"teacher.outside: one of {', '.join(OUTSIDE)}, not {teacher.outside!r}")
+        check_shape("teacher.tail", teacher.tail, hidden.shape[:1])
+        check_choice("teacher.outside", teacher.outside, OUTSIDE)
     elif kind != "reverse_kl":
         raise ValueError(f"kind: reverse_kl from a sampled token, not {kind}: that needs more of the teacher's distribution")
     return columns
@@ -258,24 +257,17 @@ def _columns(name: str, hidden: Tensor, head: OutputHead) -> int:
         raise ValueError(f"{name}: a matrix, not {tuple(hidden.shape)}")
     if head.weight is None:
         return hidden.shape[1]
-    _check_shape(f"the weight of the head of {name}", head.weight, (len(head.weight), hidden.shape[1]))
-    _check_shape(f"the bias of the head of {name}", head.bias, head.weight.shape[:1])
+    check_shape(f"the weight of the head of {name}", head.weight, (len(head.weight), hidden.shape[1]))
+    check_shape(f"the bias of the head of {name}", head.bias, head.weight.shape[:1])
     return len(head.weight)
 
 
 def _check_options(vocab: int | None, columns: int, temperature: float, mode: str, max_bytes: int | None) -> int:
     """Columns in use. Raises `ValueError`."""
-    if mode not in MODES:
-        raise ValueError(f"mode: one of {', '.join(MODES)}, not {mode!r}")
-    if not temperature > 0:
-        raise ValueError(f"temperature: above 0, not {temperature}")
-    if max_bytes is not None and max_bytes < 1:
-        raise ValueError(f"max_bytes: at least 1, not {max_bytes}")
+    check_choice("mode", mode, MODES)
+    check_temperature(temperature)
+    if max_bytes is not None and not (isinstance(max_bytes, int) and max_bytes >= 1):
+        raise ValueError(f"max_bytes: a whole number, at least 1, not {max_bytes}")
     if vocab is not None and not 1 <= vocab <= columns:
         raise ValueError(f"vocab: between 1 and {columns}, not {vocab}")
     return columns if vocab is None else vocab
-
-
-def _check_shape(name: str, value: Tensor | None, shape: tuple[int, ...]) -> None:
-    if value is not None and value.shape != shape:
-        raise ValueError(f"{name}: of shape {tuple(shape)}, not {tuple(value.shape)}")

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from opd.kernels.divergence import KINDS, divergence_grad, divergence_partials, jsd_sums
+from opd.kernels.checks import check_divergence, check_shape
+from opd.kernels.divergence import divergence_grad, divergence_partials, jsd_sums
 from opd.kernels.gather import Gathered, gather_grad, gather_partials
 from opd.kernels.head import PLAIN, LogitForm
 from opd.kernels.partials import (
@@ -49,8 +50,8 @@ def parallel_divergence(
     `student` and `teacher`: this process's columns [N, V] of both models' logits. Differentiable in `student`: each process
     gets the gradient of its own columns of the one loss, so the upstream gradient must be the same on all of them.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind: one of {', '.join(KINDS)}, not {kind!r}")
+    check_divergence(kind, beta)
+    check_shape("weight", weight, student.shape[:1])
     if student.shape != teacher.shape:
         raise ValueError(f"teacher: the same columns as the student, {tuple(student.shape)}, not {tuple(teacher.shape)}")
     weight = torch.ones(len(student), device=student.device) if weight is None else weight

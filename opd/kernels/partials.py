@@ -85,10 +85,11 @@ def merge_divergence(parts: DivergencePartials, kind: Kind, scale: float, teache
     row_max, shift, weight = _rebased(parts.max, parts.z, scale)
     teacher_max, teacher_shift, teacher_weight = _rebased(parts.teacher_max, parts.y, teacher_scale)
     cross, gap, apart = parts.cross, parts.gap, shift - teacher_shift
-    if scale == teacher_scale:  # exact where the parts' maxima are near, which the two shifts are not
-        near = ((row_max - teacher_max).abs() <= NEAR_MAXIMA) & (parts.z != 0)
-        exact = scale * ((parts.max - parts.teacher_max) - (row_max - teacher_max))
-        apart = torch.where(near, exact, apart)
+    if scale == teacher_scale:  # before it is multiplied in, which rounds: differences of near numbers are exact
+        near = (row_max - teacher_max).abs() <= NEAR_MAXIMA
+        crossed = (parts.max - parts.teacher_max) - (row_max - teacher_max)
+        along = (parts.max - row_max) - (parts.teacher_max - teacher_max)
+        apart = (scale * torch.where(near, crossed, along)).masked_fill(parts.z == 0, 0.0)
     if kind == "reverse_kl":
         cross = weight * (cross + parts.z * apart)
     elif kind == "forward_kl":

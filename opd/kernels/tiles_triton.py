@@ -20,6 +20,7 @@ NEAR = tl.constexpr(0.35)  # where e^a - 1 loses digits to the subtraction
 def read(row, columns, mask, softcap):
     """cap(logits) of a tile in fp32; outside the mask nothing is read and anything returned."""
     tile = tl.load(row + columns, mask=mask).to(tl.float32)
+    tile = tl.where(tile < LOW, LOW, tile)  # what masks leave: a multiple would be -inf, and 0 * inf is NaN
     if softcap is not None:
         tile = softcap * tanh(tile / softcap)
     return tile

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from opd.kernels.divergence import KINDS
+from opd.kernels.checks import check_choice, check_divergence, check_shape
 from opd.kernels.gather import gather_logprob
 from opd.kernels.head import LogitForm
 from opd.kernels.shapes import Bool, Float
@@ -41,9 +41,9 @@ def topk_reverse_kl(
 
     Raises `ValueError` for shapes that do not agree and unknown choices.
     """
-    for name, value, choices in (("outside", outside, OUTSIDE), ("kind", kind, KINDS)):
-        if value not in choices:
-            raise ValueError(f"{name}: one of {', '.join(choices)}, not {value!r}")
+    check_choice("outside", outside, OUTSIDE)
+    check_divergence(kind, beta)
+    check_shape("weight", weight, logits.shape[:1])
     if logps.shape != ids.shape or tail.shape != ids.shape[:1]:
         raise ValueError(f"logps, tail: of shapes {tuple(ids.shape)} and {tuple(ids.shape[:1])} as the ids are")
     mask = None if weight is None else weight != 0

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 MATRICES = {"student", "teacher", "logits", "out", "add", "add_at"}
-INTEGERS = {"student_stride", "teacher_stride", "stride", "add_stride", "out_stride", "num_rows"}
+INTEGERS = {"student_stride", "teacher_stride", "stride", "add_stride", "out_stride", "num_rows", "vocab"}
 FLOATS = {"scale", "teacher_scale", "ratio", "beta", "softcap", "teacher_softcap"}
 TYPES = {"ids": "*i64", "live": "*i1"} | dict.fromkeys(INTEGERS, "i32") | dict.fromkeys(FLOATS, "fp32")
 PLAIN = {"softcap": None, "teacher_softcap": None}

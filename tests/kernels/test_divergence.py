@@ -25,8 +25,9 @@ def small_blocks(monkeypatch):
 def pair(c: int, vocab: int, case: str = "random") -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(c * vocab)
     student, other = (3 * torch.randn(c, vocab, generator=generator) for _ in range(2))
-    peaked = student.clone()
+    peaked, sure, never = student.clone(), student.clone(), other.clone()
     peaked[:, 0] += 50
+    sure[:, 0], never[:, 0] = student.amax(-1) + 2, -120  # a log-ratio whose exponential fp32 does not hold
     return {
         "random": (student, other),
         "near": (student, student + 1e-3 * other),
@@ -35,6 +36,7 @@ def pair(c: int, vocab: int, case: str = "random") -> tuple[torch.Tensor, torch.
         "peaked student": (peaked, other),
         "peaked teacher": (other, peaked),
         "both peaked apart": (peaked, peaked.flip(-1)),
+        "never at the teacher": (sure, never),
     }[case]
 
 
@@ -100,7 +102,16 @@ def test_shapes(c, vocab, kind, beta, mode):
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize(
     "case",
-    ["random", "near", "far offsets", "near at an offset", "peaked student", "peaked teacher", "both peaked apart"],
+    [
+        "random",
+        "near",
+        "far offsets",
+        "near at an offset",
+        "peaked student",
+        "peaked teacher",
+        "both peaked apart",
+        "never at the teacher",
+    ],
 )
 def test_hard_rows(case, scales, kind, beta, mode):
     check(*pair(3, 1000, case), kind, beta, *scales, mode=mode)
@@ -306,7 +317,7 @@ def test_the_direction_of_each_divergence():
     assert rows["forward_kl"] == pytest.approx(5.3, abs=0.1)
     assert 0 < rows["jsd"] < 0.693
     for named in (reverse_kl, forward_kl, jsd):
-        assert float(named(student, teacher)) == rows[named.keywords["kind"]]
+        assert float(named(student, teacher)) == rows[named.__name__]
 
 
 @pytest.mark.parametrize(
@@ -314,10 +325,11 @@ def test_the_direction_of_each_divergence():
     [
         ({"kind": "kl"}, "kind: one of reverse_kl, forward_kl, jsd, not 'kl'"),
         ({"beta": 1.0}, "beta: between 0 and 1, not 1.0"),
+        ({"temperature": -1.0}, "temperature: above 0 and finite, not -1.0"),
         ({"mode": "slow"}, "mode: one of fused, recompute, not 'slow'"),
         ({"vocab": 21}, r"vocab: between 1 and the columns of both \(20, 20\), not 21"),
         ({"vocab": 0}, "vocab: between 1"),
-        ({"weight": torch.ones(2)}, r"weight: one number a row, 3, not \(2,\)"),
+        ({"weight": torch.ones(2)}, r"weight: of shape \(3,\), not \(2,\)"),
         ({"teacher": torch.zeros(4, 20)}, "two matrices with as many rows"),
     ],
 )
@@ -352,3 +364,51 @@ def test_the_gradient_between_near_rows_keeps_its_digits(kind, beta, shift, dist
         _, gradient = run(student, teacher, kind=kind, beta=beta, mode=mode)
         error = (gradient - exact_grad).abs().max() / exact_grad.abs().max()
         assert error < 2e-6
+
+
+@pytest.mark.parametrize("distance", [1e-3, 1e-4])
+@pytest.mark.parametrize(("kind", "beta"), KINDS)
+def test_near_rows_whose_maximum_comes_late(kind, beta, distance):
+    """What was summed before is moved to the new maximum, by as much in both models but for a little."""
+    generator = torch.Generator().manual_seed(5)
+    student = torch.randn(8, 8192, generator=generator)
+    student[:, 4096:] = -20
+    top, rows = student.amax(-1), torch.arange(8)
+    student[rows, 4096 + 7 * rows] = top + 6 + torch.rand(8, generator=generator)
+    teacher = student + distance * torch.randn(8, 8192, generator=generator)
+    _, exact_grad = exact(student, teacher, torch.ones(8), kind, beta)
+    for mode in MODES:
+        _, gradient = run(student, teacher, kind=kind, beta=beta, mode=mode)
+        error = (gradient - exact_grad).abs().amax(-1) / exact_grad.abs().amax(-1)
+        assert error.max() < 5e-6
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("kind", "beta"), KINDS[:3])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
+def test_logits_that_a_mask_has_set_to_the_lowest_number(temperature, kind, beta, mode):
+    """Of both models, as where ids are never to be sampled: times 1 / 0.7 the number would be infinite."""
+    models = pair(3, 50)
+    for logits in models:
+        logits[:, 3] = torch.finfo(torch.float32).min
+    found = run(*models, kind=kind, beta=beta, temperature=temperature, mode=mode)
+    cut = [torch.cat([logits[:, :3], logits[:, 4:]], 1) for logits in models]
+    rows, gradient = run(*cut, kind=kind, beta=beta, temperature=temperature, mode=mode)
+    torch.testing.assert_close(found[0], rows, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(torch.cat([found[1][:, :3], found[1][:, 4:]], 1), gradient, rtol=1e-5, atol=1e-6)
+    assert not found[1][:, 3].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_weights_in_low_precision(mode):
+    student, teacher = pair(4, 100)
+    found = run(student, teacher, torch.ones(4).bfloat16(), mode=mode, temperature=0.7)
+    torch.testing.assert_close(found, run(student, teacher, mode=mode, temperature=0.7), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_teacher_in_inference_mode(mode):
+    student, teacher = pair(4, 100)
+    with torch.inference_mode():
+        inferred = teacher * 1
+    torch.testing.assert_close(run(student, inferred, mode=mode), run(student, teacher, mode=mode), rtol=0, atol=0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from opd.kernels import blocks, gather_logprob
+from opd.kernels.dispatch import on_triton
 from opd.kernels.gather import gather_grad, gather_stats
 from opd.kernels.head import PLAIN, LogitForm
 
@@ -231,6 +232,10 @@ def test_mistakes_are_named():
         gather_logprob(torch.zeros(3, 5), torch.zeros(2, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="vocab: between 1 and 5, not 6"):
         gather_logprob(torch.zeros(3, 5), torch.zeros(3, 1, dtype=torch.long), vocab=6)
+    with pytest.raises(ValueError, match=r"temperature: above 0 and finite, not 0\.0"):
+        gather_logprob(torch.zeros(3, 5), torch.zeros(3, 1, dtype=torch.long), temperature=0.0)
+    with pytest.raises(ValueError, match=r"mask: of shape \(3,\), not \(2,\)"):
+        gather_logprob(torch.zeros(3, 5), torch.zeros(3, 1, dtype=torch.long), torch.ones(2))
     with pytest.raises(jaxtyping.TypeCheckError):
         gather_stats(torch.zeros(3), torch.zeros(3, 1, dtype=torch.long))
 
@@ -242,3 +247,38 @@ def test_what_is_not_finite_stays_so(value):
     outputs, gradient = run(logits, ids_of(3, 50), grads=upstreams(3))
     for output in (outputs[0][:, 0], outputs[1], gradient.sum(-1)):
         assert output.isfinite().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("vocab", [40, 50])
+def test_ids_that_are_not_in_use(vocab):
+    """Refused, or on a device, where that would take a look, without a log-prob; other rows and columns are left alone."""
+    logits, ids = logits_of(4, 50), torch.tensor([[vocab + 5], [3], [-1], [-7]])
+    if not on_triton(logits):
+        with pytest.raises(ValueError, match=f"ids: below {vocab}, the columns in use, not {vocab + 5}"):
+            gather_logprob(logits, ids, vocab=vocab)
+        return
+    leaf = logits.clone().requires_grad_()
+    logp = gather_logprob(leaf, ids, vocab=vocab).logp
+    (gradient,) = torch.autograd.grad(logp[1:].sum(), leaf)
+    assert logp[0].isnan().all()
+    assert not logp[2:].any()
+    (whole,) = run(logits[1:2, :vocab], ids[1:2], grads=(torch.ones(1, 1), None, None))[1:]
+    torch.testing.assert_close(gradient[1:2, :vocab], whole)
+    assert not gradient[2:].any()
+
+
+def test_a_row_that_nobody_asks_about_may_be_anything():
+    logits = logits_of(3, 50)
+    logits[0, 0] = torch.nan
+    leaf = logits.requires_grad_()
+    logp = gather_logprob(leaf, torch.full((3, 1), 7)).logp[:, 0]
+    (gradient,) = torch.autograd.grad(logp, leaf, torch.tensor([0.0, 1.0, 1.0]))
+    assert not gradient[0].any()
+    assert gradient.isfinite().all()
+
+
+def test_ids_in_inference_mode():
+    leaf = logits_of(3, 50).requires_grad_()
+    with torch.inference_mode():
+        ids = torch.full((3, 1), 7)
+    assert torch.autograd.grad(gather_logprob(leaf, ids).logp.sum(), leaf)[0].any()

@@ -474,7 +474,7 @@ def test_gathered_loss_from_gradients_known_beforehand(mask, given):
         ({"beta": 1.0}, "beta: between 0 and 1"),
         ({"mode": "fast"}, "mode: one of fused, recompute, not 'fast'"),
         ({"temperature": 0.0}, "temperature: above 0"),
-        ({"max_bytes": 0}, "max_bytes: at least 1"),
+        ({"max_bytes": 0}, "max_bytes: a whole number, at least 1"),
         ({"vocab": ROWS + 1}, "vocab: between 1 and 150, not 151"),
     ],
 )
@@ -488,7 +488,7 @@ def test_refused_divergences(options, words):
     ("options", "words"),
     [
         ({"ids": IDS[1:]}, "ids: of shape"),
-        ({"ids": IDS[:, 0]}, "ids: of shape"),
+        ({"ids": IDS[:, 0]}, "ids: a matrix with a row for each"),
         ({"mask": torch.ones(N + 1, dtype=torch.bool)}, "mask: of shape"),
         ({"mode": "fused"}, "grad_logp, grad_entropy: one of them or both with mode='fused'"),
         ({"grad_entropy": torch.ones(N)}, "grad_logp, grad_entropy: one of them or both with mode='fused'"),
