@@ -43,6 +43,9 @@ class ServedSampler:
     def release(self) -> None:
         """Nothing is held here."""
 
+    def close(self) -> None:
+        """The teacher that is asked has its own end."""
+
 
 def connect(options: EvalOptions) -> ServedTeacher:
     """The teacher at the addresses `options.url`, its tokenizer read. Not while an event loop runs. Raises `UserError`."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType, broadcast_object_list
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -35,8 +35,10 @@ from opd.records import Prompt, Sampling
 from opd.registry import CONTROLLERS, MASKS, TERM_MAKERS
 from opd.reward.rewards import Rewards
 from opd.rollouts import InPlay, Player
+from opd.served_terms import check_abilities
 from opd.steering import Steering
 from opd.student_side import StudentSide
+from opd.students.client.sampler import RemoteSampler
 from opd.students.hf_sampler import HFSampler
 from opd.students.loading import load_student
 from opd.students.sampler import Sampler
@@ -95,7 +97,8 @@ class Parts:
         return self.rewards is not None or any(maker.compares_groups for maker in self.makers)
 
     def close(self) -> None:
-        """Ends the graders' workers and the update's thread."""
+        """Ends the sampler's connections, the graders' workers and the update's thread."""
+        self.sampler.close()
         for one in (self.grader, self.rewards):
             if one is not None:
                 one.close()
@@ -129,6 +132,7 @@ def assemble(
     for reason in unaligned_terms(dict(zip(config.terms, makers)), pairing, facts):
         raise UserError(reason)
     notes = [*_examined(config, facts, pairing, tokenizer, ends, prompts), *pairing.notes, *_unused_references(config)]
+    notes += check_abilities(config, makers, {name: one.abilities for name, one in served.items()})
     overlap = overlap_with(prompts, heldout) if heldout and accelerator.is_main_process else None
     eval_notes = [*_shared(heldout, selection), *overlap_notes(overlap)]
 
@@ -136,7 +140,8 @@ def assemble(
     student = load_student(config.student, checkpoint).to(device)
     vocab = min(pairing.vocab, output_head(student).num_rows)
     sharded = accelerator.distributed_type == DistributedType.FSDP
-    sampler = _sampler(config, student, vocab, ends, clock, sharded)
+    tokens = tokens_digest(tokenizer.get_vocab())
+    sampler = _sampler(config, student, vocab, ends, clock, sharded, accelerator, tokens)
     contexts = Contexts(tokenizer, _longest(config, student), config.sampling.max_new_tokens, ends)
     _refuse_long_prompts(config, prompts, contexts)
     num_topk = max(maker.num_student_topk for maker in makers)
@@ -266,7 +271,17 @@ def _learner(
         temperature=config.loss_temperature,
         reference=_reference(config, accelerator.device) if any(maker.needs_reference for maker in makers) else None,
         by_domain=len(config.teachers) > 1,
+        max_mismatch=_max_mismatch(config),
     )
+
+
+def _max_mismatch(config: RunConfig) -> float | None:
+    """None where sampler and student are not to agree: other weights, or another distribution."""
+    sampling, objective = config.sampling, config.objective
+    stale = bool(config.lookahead) or objective.updates_per_batch > 1
+    truncated = sampling.top_p < 1.0 or sampling.top_k > 0
+    same = config.loss_temperature == sampling.temperature > 0.0
+    return config.sampler.max_mismatch if config.sampler.urls and same and not stale and not truncated else None
 
 
 def _reference(config: RunConfig, device: torch.device) -> nn.Module | Literal["adapters off"]:
@@ -322,11 +337,29 @@ def _shared(heldout: list[Prompt], selection: list[Prompt]) -> list[str]:
 
 
 def _sampler(
-    config: RunConfig, student: nn.Module, vocab: int, ends: tuple[int, ...], clock: Clock, sharded: bool
+    config: RunConfig,
+    student: nn.Module,
+    vocab: int,
+    ends: tuple[int, ...],
+    clock: Clock,
+    sharded: bool,
+    accelerator: Accelerator,
+    tokens: str,
 ) -> Sampler:
     """Processes decode unequally many tokens, so under FSDP each needs whole weights of its own: a sharded student would
     have the others wait for ever."""
     dtype = config.objective.precision if config.sampler.dtype == "auto" else config.sampler.dtype
+    if config.sampler.urls:
+        return RemoteSampler(
+            config.sampler,
+            student,
+            getattr(torch, dtype),
+            vocab,
+            ends,
+            tokens,
+            share=_from_first,
+            writes=accelerator.is_main_process,
+        )
     return HFSampler(
         student,
         vocab,
@@ -338,6 +371,14 @@ def _sampler(
         max_kept_bytes=config.sampler.kept_mib * 2**20,
         clock=clock,
     )
+
+
+def _from_first(value: str | None) -> str:
+    """What the first process has, on all of them."""
+    shared = [value]
+    broadcast_object_list(shared)
+    assert shared[0] is not None
+    return shared[0]
 
 
 def _start_sampler(config: RunConfig, start: Teacher, vocab: int, ends: Sequence[int], clock: Clock) -> Sampler:

@@ -1,4 +1,4 @@
-"""The teacher servers a recipe names: their commands, and running them on this machine while something else goes on."""
+"""The servers a recipe names, of teachers and of rollouts: their commands, and running them on this machine for a while."""
 
 import ipaddress
 import json
@@ -10,15 +10,21 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from opd.errors import UserError
 from opd.processes import die_with_parent
+from opd.students.config import SamplerConfig, StudentConfig
 from opd.teachers.config import FrozenConfig
+
+if TYPE_CHECKING:
+    from opd.config import RunConfig
 
 POLL_S = 0.2
 STOP_S = 40.0  # a server that was asked to stop answers what it accepted first
@@ -26,12 +32,23 @@ STOP_S = 40.0  # a server that was asked to stop answers what it accepted first
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """One server process. `arguments` are those of `opd serve teacher` without address and token."""
+    """One server process. `arguments` are those of `opd serve` without address and token."""
 
     url: str
-    names: tuple[str, ...]  # the recipe's teachers that it answers for
+    names: tuple[str, ...]  # the recipe's teachers that it answers for; a rollout server answers for none
     arguments: tuple[str, ...]
     token_file: str | None
+    serves: Literal["teacher", "student"] = "teacher"
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The recipe's sections with its address."""
+        return ("sampler",) if self.serves == "student" else tuple(f"teachers.{name}" for name in self.names)
+
+    @property
+    def field(self) -> str:
+        """The recipe's field that errors name."""
+        return f"{self.sections[0]}.url"
 
     @property
     def host(self) -> str:
@@ -49,14 +66,41 @@ class ServerPlan:
         except ValueError:
             return False
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is `http://HOST:PORT`, which our servers have; any other is a proxy's."""
+        return urlsplit(self.url).scheme == "http" and not urlsplit(self.url).path
+
     def command(self, host: str | None = None, token_file: str | None = None) -> list[str]:
-        """The words after `opd`."""
+        """The words after `opd`. A server behind a proxy takes the default address, which is on the loopback."""
         token = token_file or self.token_file
-        address = ["--host", host or self.host, "--port", str(self.port)]
-        return ["serve", "teacher", *self.arguments, *address, *(["--token-file", token] if token else [])]
+        address = ["--host", host or self.host, "--port", str(self.port)] if self.is_plain else []
+        return ["serve", self.serves, *self.arguments, *address, *(["--token-file", token] if token else [])]
 
 
-def server_plans(teachers: Mapping[str, FrozenConfig]) -> list[ServerPlan]:
+def server_plans(config: "RunConfig") -> list[ServerPlan]:
+    """One plan for each address in the recipe, teachers first. Raises `UserError` as `teacher_plans` and `rollout_plans` do,
+    and for an address of both."""
+    plans = [*teacher_plans(config.frozen), *rollout_plans(config.sampler, config.student, config.objective.precision)]
+    owners: dict[str, ServerPlan] = {}
+    for plan in plans:
+        if (owner := owners.setdefault(plan.url, plan)) is not plan:
+            raise UserError(f"{plan.field}: {plan.url} is {owner.field} as well; give each server its own address")
+    return plans
+
+
+def rollout_plans(sampler: SamplerConfig, student: StudentConfig, precision: str) -> list[ServerPlan]:
+    """One plan for each rollout server, which decodes as the sampler in process would. `precision`: of the loss."""
+    words = ["--model", student.model, "--dtype", precision if sampler.dtype == "auto" else sampler.dtype]
+    for section, options in ((student, ("revision", "attention")), (sampler, ("max_rows", "chunk_tokens", "kept_mib"))):
+        words += _changed(section, options)
+    plans = [ServerPlan(url, (), tuple(words), sampler.token_file, "student") for url in sampler.urls]
+    for plan in plans:
+        _check_startable(plan)
+    return plans
+
+
+def teacher_plans(teachers: Mapping[str, FrozenConfig]) -> list[ServerPlan]:
     """One plan for each address in the recipe; teachers that share an address share its process.
 
     Raises `UserError` where a teacher at an address names no model, or two of them want different ones.
@@ -78,8 +122,7 @@ def _plan(url: str, group: Mapping[str, FrozenConfig]) -> ServerPlan:
                 "give each its own address"
             )
     plan = ServerPlan(url, tuple(group), (), group[first].token_file)
-    if plan.is_local and (urlsplit(url).scheme != "http" or urlsplit(url).path):
-        raise UserError(f"teachers.{first}.url: a server started here is at http://HOST:PORT, which {url} is not")
+    _check_startable(plan)
     arguments = list(bases[first])
     for name, config in group.items():
         called = config.served_as or name
@@ -93,29 +136,57 @@ def _plan(url: str, group: Mapping[str, FrozenConfig]) -> ServerPlan:
 def _base_arguments(name: str, config: FrozenConfig) -> tuple[str, ...]:
     if config.model is None:
         raise UserError(f"teachers.{name}.model is missing: name what is to be served at {config.url}")
-    defaults = FrozenConfig()
-    words = ["--model", config.model]
-    for option in ("revision", "dtype", "attention", "max_batch_tokens"):
-        if getattr(config, option) != getattr(defaults, option):
-            words += [f"--{option.replace('_', '-')}", str(getattr(config, option))]
+    words = ["--model", config.model, *_changed(config, ("revision", "dtype", "attention", "max_batch_tokens"))]
     if config.quantization:
         words += ["--quantization", json.dumps(dict(config.quantization))]
     return tuple(words)
 
 
+def _changed(section: FrozenConfig | StudentConfig | SamplerConfig, options: Sequence[str]) -> list[str]:
+    """The options of `opd serve` for those fields that do not have their defaults."""
+    words: list[str] = []
+    for option in options:
+        if (value := getattr(section, option)) != getattr(type(section), option):
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    return words
+
+
+def _check_startable(plan: ServerPlan) -> None:
+    if plan.is_local and not plan.is_plain:
+        raise UserError(f"{plan.field}: a server started here is at http://HOST:PORT, which {plan.url} is not")
+
+
 def commands_elsewhere(plans: Sequence[ServerPlan], recipe: str, overrides: Sequence[str]) -> str:
-    """The commands that do the same on several machines, as text."""
-    lines = ["# the same on several machines; write one random token into token.txt on each of them (chmod 600)"]
-    settings: dict[str, list[str]] = {}
-    for number, plan in enumerate(plans, start=1):
-        machine = f"TEACHER{number}"
-        lines += [f"# on {machine}:", "opd " + shlex.join(plan.command("0.0.0.0", "token.txt"))]
-        for name in plan.names:
-            settings.setdefault(name, []).append(f"http://{machine}:{plan.port}")
+    """The commands that do the same on several machines, by machine, as text.
+
+    A loopback address becomes one on a machine of its own, the others stay. Servers of one machine get a device each.
+    """
+    counts: Counter[str] = Counter()
+    machines: dict[str, list[ServerPlan]] = {}
+    urls: dict[str, list[str]] = {}
+    tokens: dict[str, str] = {}
+    for plan in plans:
+        machine, url = plan.host, plan.url
+        if plan.is_local:
+            counts[plan.serves] += 1
+            machine = f"{plan.serves.upper()}{counts[plan.serves]}"
+            url = f"http://{machine}:{plan.port}"
+        machines.setdefault(machine, []).append(plan)
+        for section in plan.sections:
+            urls.setdefault(section, []).append(url)
+            tokens[section] = plan.token_file or "token.txt"
+    files = ", ".join(dict.fromkeys(tokens.values()))
+    lines = [f"# the same on several machines; each needs {files}: one random word, the same everywhere (chmod 600)"]
+    for machine, servers in machines.items():
+        lines.append(f"# on {machine}:" if len(servers) == 1 else f"# on {machine}, each in a shell of its own:")
+        for number, plan in enumerate(servers):
+            device = f"CUDA_VISIBLE_DEVICES={number} " if len(servers) > 1 else ""
+            proxy = "" if plan.is_plain else f"  # {plan.url} is a proxy's: name the port that it asks, with --port"
+            lines.append(f"{device}opd {shlex.join(plan.command('0.0.0.0', plan.token_file or 'token.txt'))}{proxy}")
     words = [
-        f"teachers.{name}.{key}"
-        for name, urls in settings.items()
-        for key in (f"url={','.join(urls)}", "token_file=token.txt")
+        f"{section}.{key}"
+        for section, addresses in urls.items()
+        for key in (f"url={','.join(addresses)}", f"token_file={tokens[section]}")
     ]
     set_anew = {word.partition("=")[0] for word in words}
     kept = [override for override in overrides if override.partition("=")[0] not in set_anew]
@@ -136,9 +207,7 @@ def running(
     """
     for plan in plans:
         if _is_healthy(plan.url):
-            raise UserError(
-                f"teachers.{plan.names[0]}.url: {plan.url} is served already; stop that server, or use opd train"
-            )
+            raise UserError(f"{plan.field}: {plan.url} is served already; stop that server, or use opd train")
     logs.mkdir(parents=True, exist_ok=True)
     servers: list[subprocess.Popen[bytes]] = []
     try:
@@ -150,12 +219,12 @@ def running(
                 servers.append(
                     subprocess.Popen(command, env=environment, stdout=output, stderr=output, preexec_fn=die_with_parent)
                 )
-            say(f"starting {', '.join(plan.names)} at {plan.url} (log {log})")
+            say(f"starting {', '.join(plan.sections)} at {plan.url} (log {log})")
         deadline = time.monotonic() + wait_s
         for plan, server in zip(plans, servers):
             _wait(plan, server, logs / f"{plan.port}.log", deadline)
         running_on = dict(zip(plans, servers))
-        say(f"{len(servers)} teacher server{'s' if len(servers) > 1 else ''} ready")
+        say(f"{len(servers)} server{'s' if len(servers) > 1 else ''} ready")
         yield lambda: _ended(running_on, logs)
     finally:
         for server in servers:
@@ -170,11 +239,12 @@ def running(
 
 def _wait(plan: ServerPlan, server: "subprocess.Popen[bytes]", log: Path, deadline: float) -> None:
     while not _is_healthy(plan.url):
-        field = f"teachers.{plan.names[0]}.url"
         if server.poll() is not None:
-            raise UserError(f"{field}: the server at {plan.url} ended: {_last_line(log)}")
+            raise UserError(f"{plan.field}: the server at {plan.url} ended: {_last_line(log)}")
         if time.monotonic() > deadline:
-            raise UserError(f"{field}: the server at {plan.url} is not ready yet; see {log}, or give --wait more seconds")
+            raise UserError(
+                f"{plan.field}: the server at {plan.url} is not ready yet; see {log}, or give --wait more seconds"
+            )
         time.sleep(0.2)
 
 

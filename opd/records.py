@@ -73,6 +73,7 @@ class SampleRequest:
     max_new_tokens: int
     sampling: Sampling
     episode: bool = False  # other turns come before or after it, whose keys and values are worth keeping
+    first: int = 0  # position of the first token to sample: others of the turn end the context
 
 
 @dataclass(frozen=True, eq=False)

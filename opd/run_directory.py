@@ -22,7 +22,7 @@ from opd.files import explain_full_disk, explain_unwritable, write_text
 from opd.recipes import read_recipe
 
 FREE_TO_CHANGE = ("steps", "eval", "checkpoint", "trackers")  # sections that a resumed run may set anew
-MAY_MOVE = ("url", "token_file", "timeout_s", "deadline_s", "max_in_flight")  # of a teacher: the same model elsewhere
+MAY_MOVE = ("url", "token_file", "timeout_s", "deadline_s", "max_in_flight")  # of servers: the same model elsewhere
 
 
 class RunDirectory:
@@ -137,7 +137,7 @@ def refuse_other_recipe(run: Path, config: RunConfig, free_sections: Container[s
     def free(key: str) -> bool:
         section, field = key.partition(".")[0], key.rpartition(".")[2]
         chooses = key.startswith("eval.selection")  # accuracies on other problems could not be compared
-        moves = section == "teachers" and field in MAY_MOVE
+        moves = section in ("teachers", "sampler") and field in MAY_MOVE
         return (section in free_sections and not chooses) or moves or key == "alignment.min_byte_coverage"
 
     refuse_differences(run, before, to_mapping(config), free)

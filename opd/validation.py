@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 def check(config: "RunConfig") -> None:
     """Refuses values out of range and combinations that cannot work, with the reason. Raises `UserError`."""
     _check_ranges(config)
+    _check_sampler(config)
     if config.loss_temperature <= 0.0:
         raise UserError(
             f"objective.temperature is {config.loss_temperature}: the loss needs one above 0; set it when sampling is greedy"
@@ -158,6 +159,20 @@ def check_optimizer(optimizer: OptimizerConfig) -> None:
         raise UserError(f"optimizer.betas is {optimizer.betas}: it must be two numbers, each at least 0 and below 1")
     if optimizer.warmup_ratio > 1:
         raise UserError(f"optimizer.warmup_ratio is {optimizer.warmup_ratio}: it is a share of the updates, at most 1")
+
+
+def _check_sampler(config: "RunConfig") -> None:
+    sampler = config.sampler
+    if sampler.url is not None:
+        check_addresses(sampler.urls, "sampler.url")
+    elif sampler.token_file is not None:
+        raise UserError("sampler.token_file has no effect without sampler.url; leave it out, or set it to null")
+    if not 0 < sampler.timeout_s <= sampler.deadline_s < math.inf:
+        raise UserError("sampler: timeout_s must be positive and at most deadline_s")
+    if not sampler.max_mismatch >= 0:
+        raise UserError(f"sampler.max_mismatch is {sampler.max_mismatch}: it must be 0 or more")
+    if sampler.max_in_flight < 1:
+        raise UserError(f"sampler.max_in_flight is {sampler.max_in_flight}: it must be at least 1")
 
 
 def _check_ranges(config: "RunConfig") -> None:

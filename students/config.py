@@ -40,7 +40,7 @@ class StudentConfig:
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """What decodes the student's rollouts. The Hugging Face sampler runs in process."""
+    """What decodes the student's rollouts: the Hugging Face sampler in process, or the servers at `url`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Type of the sampling weights. `auto` is the precision of the loss; where it is not that of the master weights, the
@@ -51,6 +51,25 @@ class SamplerConfig:
     """Tokens between two reports of an unfinished rollout; the unit of stops and restarts within a single answer."""
     kept_mib: int = 1024
     """Memory for keys and values kept between the turns of episodes, so that a turn reads only what is new."""
+    url: str | None = None
+    """Address of a rollout server (`opd serve student`), as `http://127.0.0.1:8500`; several are separated by commas. They
+    get the weights before the rollouts of each step, and have `max_rows`, `chunk_tokens` and `kept_mib` of their own."""
+    token_file: str | None = None
+    """File with the servers' bearer token."""
+    timeout_s: float = 60.0
+    """With `url`: longest silence of a server that is asked for something, in seconds; then it counts as down."""
+    deadline_s: float = 600.0
+    """With `url`: when no server has given a token for so many seconds, the run stops, and can be resumed."""
+    max_in_flight: int = 256
+    """With `url`: turns at once on each server; others wait."""
+    max_mismatch: float = 0.1
+    """With `url`: the most that the servers' log-probs and the trainer's may differ by, in nats a token on average, in a
+    step whose rollouts are of the newest weights; beyond it the run stops, since the servers sample from something else."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The servers' addresses."""
+        return tuple(part.strip().rstrip("/") for part in (self.url or "").split(",") if part.strip())
 
 
 @dataclass(frozen=True)

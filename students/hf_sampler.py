@@ -133,6 +133,9 @@ class HFSampler:
             for parameter in self.model.parameters():
                 parameter.untyped_storage().resize_(0)
 
+    def close(self) -> None:
+        """There is nothing to end."""
+
     async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """See `opd.students.sampler.Sampler.generate`."""
         assert not self._released, "nothing is sampled between release and sync"
@@ -288,7 +291,7 @@ class HFSampler:
         """Draws one token for each of `rows` [B] from `logits` [B, V]. Finished rows draw too; nobody reads theirs."""
         sampling = rows[0].request.sampling
         seeds = np.array([row.request.seed for row in rows], np.int64)
-        noise = uniform(seeds, np.array([len(row.ids) for row in rows]))
+        noise = uniform(seeds, np.array([row.request.first + len(row.ids) for row in rows]))
         if sampling.presence_penalty:
             logits = logits - sampling.presence_penalty * self._held(rows, logits)
         ids, logps = draw(logits, torch.from_numpy(noise).to(logits.device), sampling)

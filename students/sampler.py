@@ -29,3 +29,7 @@ class Sampler(Protocol):
     def release(self) -> None:
         """Gives back the memory of what the next `sync` brings; nothing is sampled until then."""
         ...
+
+    def close(self) -> None:
+        """Ends threads and connections; nothing is sampled any more."""
+        ...

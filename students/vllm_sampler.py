@@ -97,6 +97,9 @@ class VLLMSampler:
     def release(self) -> None:
         """Nothing is held here."""
 
+    def close(self) -> None:
+        """Connections end with the `async with`."""
+
     async def generate(self, request: SampleRequest) -> AsyncIterator[Chunk]:
         """One chunk, the whole turn. Cancelling while it is awaited aborts the turn on the server.
 

@@ -4,8 +4,9 @@ Both are the first 32 hex digits of a SHA-256 and depend on content alone, not o
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,18 @@ def weights_digest(model: nn.Module) -> str:
     for name, tensor in tensors.items():
         digest.update(f"{name}\n".encode() + sums[_place(tensor)])
     return digest.hexdigest()[:NUM_DIGITS]
+
+
+def files_digest(files: Sequence[Path], *others: str) -> str:
+    """Digest of the names and bytes of a checkpoint's files, and of whatever else its numbers depend on."""
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        sums = pool.map(_file_sha256, files)
+        return _combined(*(f"{path.name} {one}" for path, one in zip(files, sums)), *others)
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -68,6 +68,19 @@ class LoopThread:
                 answer.exception()  # nobody will ask for it any more, and asyncio would say so
             raise
 
+    def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The same for a caller that blocks meanwhile."""
+
+        async def made() -> T:
+            return await work()
+
+        return asyncio.run_coroutine_threadsafe(made(), self._loop).result()
+
+    def end(self) -> None:
+        """Cancels what still runs, and waits for the thread. For a caller that may block."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
     async def stop(self, timeout_s: float) -> bool:
         """Cancels what still runs. Whether the thread has ended in time."""
         self._loop.call_soon_threadsafe(self._ended.set)

@@ -1,4 +1,4 @@
-"""What trainers and teacher servers say to each other: records to frames (`opd.teachers.frame`) and back.
+"""What trainers and servers say to each other: records to frames (`opd.teachers.frame`) and back.
 
 Decoding is total: whatever the bytes, it returns a well-formed value or raises `WireError`. Well-formed means types, ranks
 and lengths that agree, and ids in range; whether an answer fits its question and is finite is the client's to check. Arrays
@@ -8,11 +8,12 @@ asked for, k entries a token, H hidden size, R rows of a head.
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from opd.kernels.head import OutputHead
-from opd.records import Array, SampleRequest, Sampling, ScoreRequest, Scores, Turn
+from opd.records import Array, Chunk, SampleRequest, Sampling, ScoreRequest, Scores, Turn
 from opd.teachers.frame import PROTOCOL, Body, Frame, Pieces, WireError, write
 
 __all__ = [
@@ -20,11 +21,13 @@ __all__ = [
     "PROTOCOL",
     "Asked",
     "WireError",
+    "decode_chunk",
     "decode_head",
     "decode_sample_request",
     "decode_score_request",
     "decode_scores",
     "decode_turn",
+    "encode_chunk",
     "encode_head",
     "encode_sample_request",
     "encode_score_request",
@@ -141,6 +144,8 @@ def encode_sample_request(request: SampleRequest, model: str = "base") -> bytes:
     fields = {
         "model": model,
         "seed": request.seed,
+        "first": request.first,
+        "episode": request.episode,
         "max_new_tokens": request.max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -167,13 +172,16 @@ def decode_sample_request(body: Body) -> tuple[SampleRequest, str]:
         seed=frame.integer("seed", 0, 2**63 - 1),
         max_new_tokens=frame.integer("max_new_tokens", 1),
         sampling=sampling,
+        episode=frame.flag("episode"),
+        first=frame.integer("first", 0),
     )
     model = frame.text("model", NAME)
     frame.finish()
     if 0.0 < sampling.temperature < low:
         raise WireError(f"temperature: must be 0, or a number from {low:g} to {high:g}")
-    if not len(request.context_ids):
-        raise WireError("context_ids: empty: the first token has nothing before it")
+    if not len(request.context_ids) > request.first:
+        what = "none but those of the turn itself" if len(request.context_ids) else "empty"
+        raise WireError(f"context_ids: {what}: the first token has nothing before it")
     return request, model
 
 
@@ -215,6 +223,29 @@ def decode_turn(body: Body, context_ids: Array) -> tuple[Turn, str]:
     )
     frame.finish()
     return turn, weights
+
+
+def encode_chunk(chunk: Chunk, weights: str) -> bytes:
+    """The frame of the next tokens of a turn, sampled by weights of this digest. Policy versions are the client's."""
+    tensors = {
+        "sampled_ids": chunk.sampled_ids,
+        "sampler_logps": chunk.sampler_logps,
+        "topk_ids": chunk.topk_ids,
+        "topk_logps": chunk.topk_logps,
+    }
+    return bytes(write("chunk", {"weights": weights, "finish": chunk.finish}, tensors))
+
+
+def decode_chunk(body: Body, version: int) -> tuple[Chunk, str]:
+    """(tokens as of the policy `version`, digest of the weights that sampled them). Raises `WireError`."""
+    frame = Frame(body, "chunk")
+    weights = frame.text("weights", DIGEST)
+    sampled_ids, sampler_logps = _ids(frame, "sampled_ids", 1), frame.array("sampler_logps", "F32", 1)
+    _same_length("sampler_logps", sampler_logps, "sampled_ids", sampled_ids)
+    topk = _topk(frame, "sampled_ids", sampled_ids, lowest=0) if frame.has("topk_ids") else (None, None)
+    finish: Any = frame.text_or_none("finish", FINISH)
+    frame.finish()
+    return Chunk(sampled_ids, sampler_logps, finish, version, *topk), weights
 
 
 def encode_head(head: OutputHead, head_id: str) -> Pieces:

@@ -23,10 +23,12 @@ def launch(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in the directory.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and start nothing.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Training processes on this machine.")] = 1,
-    teacher_devices: Annotated[str, typer.Option(help="CUDA devices of the servers, as 1,2: one each, in turn.")] = "",
+    server_devices: Annotated[
+        str, typer.Option(help="CUDA devices of the servers, as 1,2: one each, in turn, teachers first.")
+    ] = "",
     wait: Annotated[float, typer.Option(min=1, help="Seconds the servers may take to load.")] = 1800,
 ) -> None:
-    """Start the teacher servers a recipe names on this machine, train, and stop them."""
+    """Start the servers a recipe names on this machine, of teachers and of rollouts, train, and stop them."""
     from opd.config import load_config
     from opd.launch import commands_elsewhere, run_beside, running, server_plans
     from opd.locate import check_location
@@ -34,10 +36,11 @@ def launch(
 
     config = load_config(recipe, overrides or [])
     check_files(config)
-    plans = server_plans(config.frozen)
+    plans = server_plans(config)
     if not plans:
         raise UserError(
-            "teachers: the recipe names no server; set teachers.NAME.url=http://127.0.0.1:8400, or use opd train"
+            "teachers: the recipe names no server; set teachers.NAME.url=http://127.0.0.1:8400 "
+            "or sampler.url=http://127.0.0.1:8500, or use opd train"
         )
     if dry_run:
         print(commands_elsewhere(plans, recipe, overrides or []))
@@ -53,7 +56,7 @@ def launch(
     out = out or Path("runs") / Path(recipe).with_suffix("").name
     flags = [flag for flag, given in (("--resume", resume), ("--overwrite", overwrite)) if given]
     training = ["train", recipe, *(overrides or []), "--out", str(out), "--processes", str(processes), *flags]
-    devices = [device.strip() for device in teacher_devices.split(",") if device.strip()]
+    devices = [device.strip() for device in server_devices.split(",") if device.strip()]
     logs = out.with_name(f"{out.name}-servers")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers and the trainer are stopped too
     try:

@@ -71,9 +71,11 @@ class Learner:
         temperature: float,
         reference: nn.Module | Literal["adapters off"] | None = None,
         by_domain: bool = False,
+        max_mismatch: float | None = None,
     ) -> None:
         """`reference`: the student's frozen start for terms that need it, a copy or the student without its adapters.
-        `by_domain` measures the terms' figures of each domain of prompts, too: `NAME/DOMAIN`."""
+        `by_domain` measures the terms' figures of each domain of prompts, too: `NAME/DOMAIN`. `max_mismatch`: nats a token
+        that the sampler's log-probs may differ by from the student's, where both are of the same weights."""
         self.accelerator, self.config, self.max_grad_norm = accelerator, objective, optimizer.max_grad_norm
         self.spec = LossSpec(heads, vocab, temperature, objective.max_logits_mib * 2**20)
         trained = [p for p in student.parameters() if p.requires_grad]
@@ -97,7 +99,7 @@ class Learner:
         )
         default_tokens = CPU_BATCH_TOKENS if accelerator.device.type == "cpu" else BATCH_TOKENS
         self.batch_tokens = default_tokens if objective.micro_batch_tokens is None else objective.micro_batch_tokens
-        self.by_domain, self.nonfinite_in_a_row = by_domain, 0
+        self.by_domain, self.max_mismatch, self.nonfinite_in_a_row = by_domain, max_mismatch, 0
 
     @property
     def student(self) -> nn.Module:
@@ -199,6 +201,13 @@ class Learner:
             raise UserError(
                 f"optimizer.lr: the loss or its gradient was not finite in {self.nonfinite_in_a_row} steps in a row; "
                 "lower the rate and resume from the last checkpoint"
+            )
+
+        if self.max_mismatch is not None and metrics.get("mismatch", 0.0) > self.max_mismatch:
+            raise UserError(
+                f"sampler.max_mismatch: the servers' log-probs of the step's tokens differ from the student's by "
+                f"{metrics['mismatch']:.3f} nats on average, more than {self.max_mismatch:g}: they do not sample from the "
+                "weights that were sent; restart them and resume with --resume, or raise the bound"
             )
 
     def _lr(self) -> float:

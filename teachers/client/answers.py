@@ -4,14 +4,19 @@ Pure functions on records. Shape legend: n tokens asked about, m ids asked for e
 """
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 import torch
 
-from opd.records import Array, SampleRequest, ScoreRequest, Scores, Turn
+from opd.records import Array, Chunk, SampleRequest, ScoreRequest, Scores, Turn
+from opd.teachers.abilities import Abilities
 
 LOGP_SLACK = 1e-3  # a log-softmax in float32 may exceed 0 by rounding
 MASS_SLACK = 1e-2  # what the probabilities of a row may miss 1 by: many roundings, never another distribution
+
+
+EVERYTHING = Abilities()
 
 
 class BadAnswer(ValueError):
@@ -19,11 +24,19 @@ class BadAnswer(ValueError):
 
 
 def check_scores(
-    scores: Scores, request: ScoreRequest, *, vocab: int, logp_floor: float, head: str, hidden_size: int | None = None
+    scores: Scores,
+    request: ScoreRequest,
+    *,
+    vocab: int,
+    logp_floor: float,
+    head: str,
+    hidden_size: int | None = None,
+    abilities: Abilities = EVERYTHING,
 ) -> None:
     """Raises `BadAnswer` unless `scores` answers `request`, asked about the first `vocab` ids and with this floor.
 
-    `head` is the id of the only head whose states are of use; `hidden_size` its H, where it is known.
+    `head` is the id of the only head whose states are of use; `hidden_size` its H, where it is known. What may be missing of
+    a row depends on the server's abilities.
     """
     n = len(request.token_ids)
     num_asked = 0 if request.ids is None else request.ids.shape[1]
@@ -39,18 +52,31 @@ def check_scores(
     if scores.num_floored > n * (1 + width):
         raise BadAnswer(f"num_floored: {scores.num_floored} of {n * (1 + width)} log-probs")
     if scores.topk_ids is not None:
-        _check_topk(scores, request, (n, width), vocab, logp_floor)
+        _check_topk(scores, request, (n, width), vocab, logp_floor, abilities)
 
 
 def check_turn(turn: Turn, request: SampleRequest, vocab: int) -> None:
     """Raises `BadAnswer` unless `turn` is what `request` may lead to at a model that samples the first `vocab` ids."""
-    n, num_topk = len(turn.sampled_ids), request.sampling.num_topk
-    if not 1 <= n <= request.max_new_tokens:
-        raise BadAnswer(f"sampled_ids: {n} tokens, but 1 to {request.max_new_tokens} were asked for")
-    _check_ids("sampled_ids", turn.sampled_ids, 0, vocab)
-    _check_logps("sampler_logps", turn.sampler_logps, (n,), -math.inf)
+    _check_sampled(turn, request, request.max_new_tokens, vocab)
     if turn.num_reused:
         raise BadAnswer(f"num_reused: {turn.num_reused} tokens, but none were there to reuse")
+
+
+def check_chunk(chunk: Chunk, request: SampleRequest, room: int, vocab: int, eos_ids: Collection[int]) -> None:
+    """Raises `BadAnswer` unless `chunk` may come next in a turn of `request` that has room for so many tokens more."""
+    _check_sampled(chunk, request, room, vocab)
+    ended = int(chunk.sampled_ids[-1]) in eos_ids
+    due = "eos" if ended else "length" if len(chunk.sampled_ids) == room else None
+    if chunk.finish != due:
+        raise BadAnswer(f"finish: {chunk.finish}, but the tokens say {due}")
+
+
+def _check_sampled(turn: Turn | Chunk, request: SampleRequest, room: int, vocab: int) -> None:
+    n, num_topk = len(turn.sampled_ids), request.sampling.num_topk
+    if not 1 <= n <= room:
+        raise BadAnswer(f"sampled_ids: {n} tokens, but 1 to {room} were asked for")
+    _check_ids("sampled_ids", turn.sampled_ids, 0, vocab)
+    _check_logps("sampler_logps", turn.sampler_logps, (n,), -math.inf)
     if (turn.topk_ids is not None) != bool(num_topk):
         raise BadAnswer(f"{'no ' if num_topk else ''}most likely tokens, but {num_topk} a token were asked for")
     if turn.topk_ids is not None:
@@ -82,7 +108,14 @@ def _check_hidden(scores: Scores, n: int, head: str, hidden_size: int | None) ->
         raise BadAnswer("hidden: some are not finite")
 
 
-def _check_topk(scores: Scores, request: ScoreRequest, shape: tuple[int, int], vocab: int, logp_floor: float) -> None:
+def _check_topk(
+    scores: Scores,
+    request: ScoreRequest,
+    shape: tuple[int, int],
+    vocab: int,
+    logp_floor: float,
+    abilities: Abilities,
+) -> None:
     ids, logps, tail = scores.topk_ids, scores.topk_logps, scores.tail
     assert ids is not None
     assert logps is not None
@@ -91,10 +124,13 @@ def _check_topk(scores: Scores, request: ScoreRequest, shape: tuple[int, int], v
     _check_ids("topk_ids", ids, -1, vocab)
     present = ids >= 0
     num_asked = 0 if request.ids is None else request.ids.shape[1]
-    if request.ids is not None and (ids[:, :num_asked] != without_repeats(request.ids)).any():
-        raise BadAnswer("topk_ids: other ids than those asked for")
+    if request.ids is not None:
+        wanted, answered = without_repeats(request.ids), ids[:, :num_asked]
+        may_miss = abilities.ids == "overlap"
+        if ((answered != wanted) & ~((answered == -1) & may_miss)).any():
+            raise BadAnswer("topk_ids: other ids than those asked for")
     # of its own ids, only those that were asked for already may be missing
-    if ((~present[:, num_asked:]).sum(1) > present[:, :num_asked].sum(1)).any():
+    if abilities.max_k is None and ((~present[:, num_asked:]).sum(1) > present[:, :num_asked].sum(1)).any():
         raise BadAnswer("topk_ids: some of its most likely tokens are missing")
     in_order = np.sort(ids, axis=1)
     if ((in_order[:, 1:] == in_order[:, :-1]) & (in_order[:, 1:] >= 0)).any():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opd.errors import UserError
+from opd.teachers.abilities import usable
 from opd.teachers.client.replica import Replica
 from opd.teachers.frame import PROTOCOL
 from opd.teachers.wire import NAME
@@ -116,6 +117,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "eos_ids": _eos_ids,
     "max_context": _natural,
     "limits": _limits,
+    "scores": usable,
 }
 _DIFFERENCES = {
     "weights": "their weights",

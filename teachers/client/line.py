@@ -9,28 +9,31 @@ import heapq
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from opd.teachers.client.replica import Replica
 from opd.teachers.stream import StreamLost
 
+R = TypeVar("R", bound=Replica)
+
 
 @dataclass(order=True)
-class _Waiting:
+class _Waiting(Generic[R]):
     order: int  # of arrival; a request that comes again keeps its place
     num_tokens: int = field(compare=False)
-    holder: Replica | None = field(compare=False)
+    holder: R | None = field(compare=False)
     needs_holder: bool = field(compare=False)
-    ready: "asyncio.Future[Replica]" = field(compare=False)
-    replica: Replica | None = field(compare=False, default=None)  # once it is there
+    ready: "asyncio.Future[R]" = field(compare=False)
+    replica: R | None = field(compare=False, default=None)  # once it is there
 
 
-class Line:
+class Line(Generic[R]):
     """The line before some replicas. Lives in one event loop."""
 
-    def __init__(self, replicas: Sequence[Replica], max_in_flight: int) -> None:
+    def __init__(self, replicas: Sequence[R], max_in_flight: int) -> None:
         self.replicas, self.max_in_flight = replicas, max_in_flight
-        self._anywhere: list[_Waiting] = []  # a heap
-        self._there: dict[str, list[_Waiting]] = {replica.url: [] for replica in replicas}  # heaps by the replica needed
+        self._anywhere: list[_Waiting[R]] = []  # a heap
+        self._there: dict[str, list[_Waiting[R]]] = {replica.url: [] for replica in replicas}  # heaps by the replica needed
 
     @property
     def num_waiting(self) -> int:
@@ -40,14 +43,14 @@ class Line:
 
     @asynccontextmanager
     async def place(
-        self, order: int, num_tokens: int, holder: Replica | None = None, needs_holder: bool = False
-    ) -> AsyncIterator[Replica]:
+        self, order: int, num_tokens: int, holder: R | None = None, needs_holder: bool = False
+    ) -> AsyncIterator[R]:
         """Waits, and holds one of a replica's places for a request of so many tokens.
 
         With a `holder` it waits for that one. When the holder goes down, the request joins those that any replica may take,
         or, where it `needs_holder`, `StreamLost` is raised.
         """
-        waiting = _Waiting(order, num_tokens, holder, needs_holder, asyncio.get_running_loop().create_future())
+        waiting: _Waiting[R] = _Waiting(order, num_tokens, holder, needs_holder, asyncio.get_running_loop().create_future())
         self._join(waiting)
         self._serve()
         try:
@@ -59,7 +62,7 @@ class Line:
                 waiting.replica.num_tokens -= num_tokens
                 self._serve()
 
-    def down(self, replica: Replica) -> None:
+    def down(self, replica: R) -> None:
         """It takes nothing until it is up again. Those in line for it alone go elsewhere."""
         replica.up = False
         moving, self._there[replica.url] = self._there[replica.url], []
@@ -68,12 +71,12 @@ class Line:
                 self._join(waiting)
         self._serve()
 
-    def up(self, replica: Replica) -> None:
+    def up(self, replica: R) -> None:
         """It takes requests again."""
         replica.up = True
         self._serve()
 
-    def rest(self, replica: Replica, seconds: float) -> None:
+    def rest(self, replica: R, seconds: float) -> None:
         """It takes nothing for a while; those in line for it wait."""
 
         def end() -> None:
@@ -84,7 +87,7 @@ class Line:
             replica.resting = True
             asyncio.get_running_loop().call_later(seconds, end)
 
-    def _join(self, waiting: _Waiting) -> None:
+    def _join(self, waiting: _Waiting[R]) -> None:
         if waiting.holder is None or (not waiting.holder.up and not waiting.needs_holder):
             heapq.heappush(self._anywhere, waiting)
         elif waiting.holder.up:
@@ -108,7 +111,7 @@ class Line:
             waiting.ready.set_result(replica)
 
 
-def _waits(heap: list[_Waiting]) -> bool:
+def _waits(heap: list[_Waiting[Any]]) -> bool:
     """Whether anybody is in line, after those at its head who have left are taken off."""
     while heap and heap[0].ready.done():
         heapq.heappop(heap)

@@ -144,8 +144,8 @@ class Replica:
             except (aiohttp.ClientError, OSError) as error:
                 if may_be_stale and seen.reused and not seen.answered:
                     continue
-                raise Failed(_reason(error)) from None
-        return self._meaning(method, status, headers, content)
+                raise Failed(reason(error)) from None
+        return self.meaning(method, status, headers, content)
 
     async def _once(
         self,
@@ -177,7 +177,7 @@ class Replica:
                     break
             return response.status, response.headers, content
 
-    def _meaning(self, method: str, status: int, headers: Any, content: bytearray) -> bytearray:
+    def meaning(self, method: str, status: int, headers: Any, content: bytearray) -> bytearray:
         """The content of a success; everything else is raised."""
         if status in (200, 204):
             return content
@@ -222,7 +222,7 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
     """Why a connection came to nothing, in few words."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "its host name is not known"

@@ -69,7 +69,7 @@ class Replicas:
         self.name, self.patience, self.model, self.expected = name, patience, model, expected
         self.session = open_session(token)
         self.replicas = [Replica(self.session, url, f"teachers.{name}.url") for url in urls]
-        self.line = Line(self.replicas, patience.max_in_flight)
+        self.line: Line[Replica] = Line(self.replicas, patience.max_in_flight)
         self.probe_s = min(PROBE_S, patience.timeout_s)
         self.clock = ListeningClock(min(self.probe_s, patience.deadline_s))
         self.num_failed = 0  # attempts that came to nothing

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from opd.errors import UserError
 from opd.kernels.head import OutputHead
 from opd.records import SampleRequest, ScoreRequest, Scores, Turn
+from opd.teachers.abilities import Abilities
 from opd.teachers.client.addresses import check_addresses, read_token
 from opd.teachers.client.answers import check_scores, check_turn
 from opd.teachers.client.handshake import Info, check_same
@@ -43,6 +44,7 @@ class ServedTeacher:
         self.identity = check_same(infos, f"teachers.{self.name}", model=self.model, digest=config.digest)
         first = infos[0][1]
         self.info: Info = {**first, "max_context": min(info["max_context"] for _, info in infos)}
+        self.abilities = Abilities.shared([Abilities.of(info) for _, info in infos])
         self.vocab = min(first["num_tokens"], first["rows"])  # ids that it is asked about
         if vocab is not None:
             self.ask_about(vocab)
@@ -160,7 +162,15 @@ class ServedTeacher:
         def read(body: bytearray) -> Scores:
             scores, weights = decode_scores(body)
             self._check_weights(weights)
-            check_scores(scores, request, vocab=vocab, logp_floor=floor, head=self.head_id, hidden_size=hidden_size)
+            check_scores(
+                scores,
+                request,
+                vocab=vocab,
+                logp_floor=floor,
+                head=self.head_id,
+                hidden_size=hidden_size,
+                abilities=self.abilities,
+            )
             return scores
 
         width = 1 + request.k + (0 if request.ids is None else request.ids.shape[1])

@@ -1,27 +1,20 @@
-"""The teacher server: HTTP routes over a model that lives in a thread of its own.
-
-The loop that talks to clients never computes: it reads and checks requests, hands them to the model's thread, and writes
-answers. Well-formed HTTP gets a status and, where something is wrong, one line of JSON; prompts appear in no message, metric
-or log.
-"""
+"""The teacher server: the routes of a frozen model."""
 
 import asyncio
-import logging
+import contextlib
 import socket
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 from aiohttp import web
 
-from opd.teachers.loop_thread import LoopThread
-from opd.teachers.server.admission import Admission, Refused, Share
+from opd.teachers.server.admission import Refused, Share
+from opd.teachers.server.backend import Backend
+from opd.teachers.server.base import Limits, ModelServer
 from opd.teachers.server.checks import Bounds, check_generate, check_score
-from opd.teachers.server.gate import STARTED, break_off, gate, read_body
-from opd.teachers.server.metrics import CONTENT_TYPE, ServerMetrics
-from opd.teachers.server.model import ServedModel
-from opd.teachers.server.options import listen
+from opd.teachers.server.gate import STARTED, break_off, read_body
 from opd.teachers.wire import (
     MEDIA_TYPE,
     PROTOCOL,
@@ -31,108 +24,71 @@ from opd.teachers.wire import (
     encode_head,
 )
 
-KEEPALIVE_S = 75.0
 SEND_S = 300.0  # for a client to take its answer, which holds its place in the queue meanwhile
-CLOSE_S = 2.0  # for connections and the model's thread to end once everything accepted is answered
-HELD_BODIES = 16  # requests and answers of the largest size that are held at once
-log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a server takes on."""
+class TeacherServer(ModelServer):
+    """Example: `server = TeacherServer(ServedModel.load(options)); await server.start(listener)`"""
 
-    queue_tokens: int = 2**20  # of all requests accepted and not yet answered
-    body_bytes: int = 64 * 2**20  # of one request, and of one answer
-
-
-class TeacherServer:
-    """Serves a model from `start` to `stop`, in the event loop that calls them.
-
-    Example: `server = TeacherServer(ServedModel.load(options)); await server.start(bind("127.0.0.1", 0, has_token=False))`
-    """
-
-    def __init__(self, model: ServedModel, *, token: str | None = None, limits: Limits | None = None) -> None:
-        self.model, self.limits = model, limits or Limits()
-        body_bytes = self.limits.body_bytes
-        self.admission = Admission(self.limits.queue_tokens, HELD_BODIES * body_bytes)
-        self.metrics = ServerMetrics(self._values)
-        self.port = 0
-        self._thread = LoopThread("model")
+    def __init__(self, model: Backend, *, token: str | None = None, limits: Limits | None = None) -> None:
+        self.model = model
+        routes = [
+            web.get("/v1/info", self._info),
+            web.get("/v1/tokenizer", self._tokenizer),
+            web.get("/v1/heads/{id}", self._head),
+            web.post("/v1/score", self._score),
+            web.post("/v1/generate", self._generate),
+            web.delete("/v1/streams/{name}", self._close_stream),
+        ]
+        super().__init__(routes, token, limits or Limits())
         self._bounds = Bounds(
             models=tuple(model.weights),
             rows=model.rows,
             max_context=model.max_context,
             hidden_bytes=model.hidden_bytes,
             vocab=model.vocab,
-            max_answer_bytes=body_bytes,
-        )
-        app = web.Application(middlewares=[gate(token, self.metrics)])
-        app.add_routes(
-            [
-                web.get("/health", self._health),
-                web.get("/v1/info", self._info),
-                web.get("/v1/tokenizer", self._tokenizer),
-                web.get("/v1/heads/{id}", self._head),
-                web.post("/v1/score", self._score),
-                web.post("/v1/generate", self._generate),
-                web.delete("/v1/streams/{name}", self._close_stream),
-                web.get("/metrics", self._metrics),
-            ]
-        )
-        quiet = logging.getLogger(f"{__name__}.http")
-        quiet.addFilter(_one_line)
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            logger=quiet,
-            keepalive_timeout=KEEPALIVE_S,
-            handler_cancellation=True,  # whoever has left holds no place in the queue
-            shutdown_timeout=CLOSE_S,
+            max_answer_bytes=self.limits.body_bytes,
+            abilities=model.abilities,
         )
 
     async def start(self, listener: socket.socket) -> None:
-        """Serves on a bound socket. Raises `UserError` when another process listens there already."""
-        listen(listener)
-        self.port = listener.getsockname()[1]
-        self._thread.start()
-        await self._runner.setup()
-        await web.SockSite(self._runner, listener).start()
+        """Serves on a bound socket. Raises `UserError` as `ModelServer.start` does."""
+        await super().start(listener)
+        loop = asyncio.get_running_loop()
+
+        def tell(why: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop may have ended
+                loop.call_soon_threadsafe(self.fail, why)
+
+        self.model.when_dead(tell)
 
     async def stop(self, grace_s: float = 30.0) -> bool:
-        """Accepts nothing more, answers what was accepted within the grace period, and closes. Whether all of it ended.
-
-        Until then `/health` says that the server is draining, and new work gets a 503.
-        """
-        self.admission.draining = True
-        try:
-            await asyncio.wait_for(self.admission.idle.wait(), grace_s)
-        except TimeoutError:
-            log.warning("%d requests were not answered within %g s", self.admission.num_accepted, grace_s)
-        await self._runner.cleanup()
-        return await self._thread.stop(CLOSE_S)
-
-    async def _health(self, request: web.Request) -> web.Response:
-        draining = self.admission.draining
-        return web.json_response({"status": "draining" if draining else "ok"}, status=503 if draining else 200)
+        """As `ModelServer.stop`; then ends what computes."""
+        ended = await super().stop(grace_s)
+        await asyncio.to_thread(self.model.close)
+        return ended
 
     async def _info(self, request: web.Request) -> web.Response:
         limits = {
             "body_bytes": self.limits.body_bytes,
-            "batch_tokens": self.model.model.max_batch_tokens,
+            "batch_tokens": self.model.max_batch_tokens,
             "queue_tokens": self.limits.queue_tokens,
-            "stream_bytes": self.model.model.streams.max_bytes,
+            "stream_bytes": self.model.max_stream_bytes,
         }
-        return web.json_response({"protocol": PROTOCOL, "version": version("opd"), **self.model.info(), "limits": limits})
+        about = {"protocol": PROTOCOL, "version": version("opd"), **self.model.info()}
+        return web.json_response(about | {"scores": asdict(self.model.abilities), "limits": limits})
 
     async def _tokenizer(self, request: web.Request) -> web.Response:
         return web.json_response(self.model.tokenizer_files)
 
     async def _head(self, request: web.Request) -> web.StreamResponse:
         """Piece by piece: a head may have gigabytes, and one on another device is copied no faster than it is sent."""
+        head = self.model.head
+        if head is None:
+            raise Refused(404, "this server's backend gives no output head: serve the model with --backend hf")
         if request.match_info["id"] != self.model.head_id:
             raise Refused(404, f"this server's only head is {self.model.head_id}")
-        pieces = encode_head(self.model.model.head, self.model.head_id)
+        pieces = encode_head(head, self.model.head_id)
         response = web.StreamResponse(headers={"Content-Type": MEDIA_TYPE})
         response.content_length = pieces.num_bytes
         await response.prepare(request)
@@ -192,29 +148,5 @@ class TeacherServer:
         await self._thread.run(close)
         return web.Response(status=204)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
-
-    def _values(self) -> dict[str, float]:
-        model = self.model.model
-        return {
-            "opd_outstanding_tokens": self.admission.num_tokens,
-            "opd_outstanding_bytes": self.admission.num_bytes,
-            "opd_batches": model.num_batches,
-            "opd_scored_tokens": model.num_tokens,
-            "opd_sampled_tokens": self.model.num_sampled,
-            "opd_floored_logps": self.model.num_floored,
-            "opd_stream_cache_bytes": model.streams.num_bytes,
-            "opd_streams": model.streams.num_streams,
-            "opd_stream_hits": model.streams.num_hits,
-            "opd_stream_evictions": model.streams.num_evicted,
-        }
-
-
-def _one_line(record: logging.LogRecord) -> bool:
-    """aiohttp reports a client's broken HTTP with its parser's traceback: keep one line; and nothing of who has left."""
-    error = record.exc_info[1] if record.exc_info is not None else None
-    record.exc_info = None
-    if error is not None:
-        record.msg, record.levelno, record.levelname = f"{record.msg}: {type(error).__name__}", logging.WARNING, "WARNING"
-    return not isinstance(error, ConnectionError)
+    def _values(self) -> Mapping[str, float]:
+        return {**super()._values(), **self.model.counts()}

@@ -1,8 +1,9 @@
 """Is a well-formed request possible for the model that it asks? Decided before it takes a place in the queue."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from opd.records import Array, SampleRequest
+from opd.records import Array, SampleRequest, ScoreRequest
+from opd.teachers.abilities import Abilities
 from opd.teachers.server.admission import Refused
 from opd.teachers.wire import Asked
 
@@ -17,6 +18,8 @@ class Bounds:
     hidden_bytes: int  # of one token's last hidden state
     vocab: int  # ids that it samples
     max_answer_bytes: int
+    abilities: Abilities = field(default_factory=Abilities)
+    sampling: str = "base"  # the one of the models that samples
 
 
 def check_score(asked: Asked, bounds: Bounds) -> int:
@@ -29,6 +32,7 @@ def check_score(asked: Asked, bounds: Bounds) -> int:
     for name, count in (("k", request.k), ("ids", num_asked)):
         if count > asked.vocab:
             raise Refused(400, f"{name}: {count} of each token are more than the vocabulary of {asked.vocab}")
+    _able(request, num_asked, bounds.abilities)
     length = request.keep_tokens + request.num_tokens
     if length > bounds.max_context:
         raise Refused(400, f"the sequence has {length} tokens, but the model's context holds {bounds.max_context}")
@@ -39,8 +43,8 @@ def check_score(asked: Asked, bounds: Bounds) -> int:
 def check_generate(request: SampleRequest, model: str, bounds: Bounds) -> int:
     """Bytes of the longest answer. Raises `Refused`."""
     _known(model, bounds)
-    if model != "base":
-        raise Refused(400, f"model: {model!r} is not the base, which alone samples")
+    if model != bounds.sampling:
+        raise Refused(400, f"model: {model!r} is not the {bounds.sampling}, which alone samples")
     _below(request.context_ids, bounds.vocab)
     if request.sampling.num_topk > bounds.vocab:
         raise Refused(400, f"num_topk: {request.sampling.num_topk} are more than the vocabulary of {bounds.vocab}")
@@ -53,6 +57,25 @@ def check_generate(request: SampleRequest, model: str, bounds: Bounds) -> int:
 def _known(model: str, bounds: Bounds) -> None:
     if model not in bounds.models:
         raise Refused(400, f"model: {model!r} is not served here, only {', '.join(bounds.models)}")
+
+
+def _able(request: ScoreRequest, num_asked: int, abilities: Abilities) -> None:
+    """Refuses what the backend never gives."""
+    if request.hidden and not abilities.hidden:
+        raise Refused(
+            400, "hidden: this server's backend gives no hidden states: ask for log-probs, or serve with --backend hf"
+        )
+    if request.temperature != 1.0 and not abilities.temperature:
+        raise Refused(
+            400,
+            f"temperature: {request.temperature:g}, but this server's backend scores at 1 alone: serve with --backend hf",
+        )
+    for name, count in (("k", request.k), ("ids", num_asked)):
+        if abilities.max_k is not None and count > abilities.max_k:
+            raise Refused(
+                400,
+                f"{name}: {count} of each token, but the server gives {abilities.max_k}: start it with more --max-logprobs",
+            )
 
 
 def _below(ids: Array, vocab: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
 import torch
@@ -100,10 +100,19 @@ async def read_body(request: web.Request, max_bytes: int, share: Share) -> bytea
 
     Raises `Refused`: 413 too large, 503 as `Share.add_bytes`, 408 when it stalls, 400 when its encoding is broken.
     """
+    body = bytearray()
+    async for piece in pieces(request, max_bytes):
+        share.add_bytes(len(piece))
+        body += piece
+    return body
+
+
+async def pieces(request: web.Request, max_bytes: int) -> AsyncIterator[bytes]:
+    """The request's body as it comes. Raises `Refused`: 413 too large, 408 when it stalls, 400 for a broken encoding."""
     too_large = Refused(413, f"the body has more than {max_bytes} bytes: ask about fewer tokens")
     if (request.content_length or 0) > max_bytes:
         raise too_large
-    body = bytearray()
+    size = 0
     while True:
         try:
             async with asyncio.timeout(STALL_S):
@@ -113,8 +122,8 @@ async def read_body(request: web.Request, max_bytes: int, share: Share) -> bytea
         except (HttpProcessingError, web.RequestPayloadError) as error:
             raise Refused(400, f"the body cannot be read: {type(error).__name__}") from None
         if not piece:
-            return body
-        if len(body) + len(piece) > max_bytes:
+            return
+        size += len(piece)
+        if size > max_bytes:
             raise too_large
-        share.add_bytes(len(piece))
-        body += piece
+        yield piece

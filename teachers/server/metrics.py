@@ -15,6 +15,7 @@ HELP = {
     "opd_batches": "Forward passes of scoring",
     "opd_scored_tokens": "Tokens whose scores were computed",
     "opd_sampled_tokens": "Tokens sampled",
+    "opd_weight_syncs": "Times that other weights were taken over",
     "opd_floored_logps": "Log-probs raised to the floor",
     "opd_stream_cache_bytes": "Bytes of the KV caches of unfinished sequences",
     "opd_streams": "Unfinished sequences whose KV cache is held",

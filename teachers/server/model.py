@@ -2,7 +2,7 @@
 
 import contextlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from opd.errors import UserError
+from opd.kernels.head import OutputHead
 from opd.models import context_limit
 from opd.records import SampleRequest, Turn
 from opd.students.hf_sampler import HFSampler
+from opd.teachers.abilities import Abilities
 from opd.teachers.digest import adapter_digest, experts_digest, head_digest, tokens_digest, weights_digest
 from opd.teachers.hf import HFModel, View
 from opd.teachers.server.admission import Refused
@@ -26,7 +28,10 @@ from opd.tokenization import eos_ids, load_tokenizer
 
 @dataclass(eq=False)
 class ServedModel:
-    """One loaded base with its adapters, its tokenizer, and the digests by which clients know them."""
+    """One loaded base with its adapters, its tokenizer, and the digests by which clients know them.
+
+    Implements `opd.teachers.server.backend.Backend`.
+    """
 
     model: HFModel
     active_experts: Mapping[str, int]  # by model name, for those that do not have the base's own number
@@ -39,6 +44,7 @@ class ServedModel:
     tokenizer_files: Mapping[str, str]  # texts from which `AutoTokenizer.from_pretrained` makes the tokenizer anew
     num_sampled: int = 0  # tokens sampled so far
     num_floored: int = 0  # log-probs raised to the floor so far
+    abilities = Abilities()
 
     @classmethod
     def load(cls, options: ServeOptions) -> "ServedModel":
@@ -54,7 +60,7 @@ class ServedModel:
             quantization=dict(options.quantization) or None,
             adapters=options.adapters,
             adapter_field="--adapter {}",
-            device=_device(options.device),
+            device=device_of(options.device),
             chunk_bytes=options.max_logits_mib * 2**20,
             max_batch_tokens=options.max_batch_tokens,
             max_stream_bytes=int(options.stream_cache_gib * 2**30),
@@ -100,6 +106,21 @@ class ServedModel:
     def hidden_bytes(self) -> int:
         """Of one token's last hidden state."""
         return self.model.head.hidden_size * self.model.dtype.itemsize
+
+    @property
+    def head(self) -> OutputHead:
+        """The output head."""
+        return self.model.head
+
+    @property
+    def max_batch_tokens(self) -> int:
+        """Of one forward pass, padding included."""
+        return self.model.max_batch_tokens
+
+    @property
+    def max_stream_bytes(self) -> int:
+        """Of the KV caches of unfinished sequences."""
+        return self.model.streams.max_bytes
 
     def info(self) -> dict[str, Any]:
         """What a client compares before it believes an answer."""
@@ -149,6 +170,26 @@ class ServedModel:
         """Forgets a stream. Runs where the model lives."""
         self.model.close_stream(name)
 
+    def counts(self) -> Mapping[str, float]:
+        """Figures for `/metrics`."""
+        streams = self.model.streams
+        return {
+            "opd_batches": self.model.num_batches,
+            "opd_scored_tokens": self.model.num_tokens,
+            "opd_sampled_tokens": self.num_sampled,
+            "opd_floored_logps": self.num_floored,
+            "opd_stream_cache_bytes": streams.num_bytes,
+            "opd_streams": streams.num_streams,
+            "opd_stream_hits": streams.num_hits,
+            "opd_stream_evictions": streams.num_evicted,
+        }
+
+    def when_dead(self, tell: Callable[[str], None]) -> None:
+        """It lives as long as this process."""
+
+    def close(self) -> None:
+        """It ends with this process."""
+
 
 @dataclass(frozen=True)
 class _Named:
@@ -168,7 +209,7 @@ def files_of(tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         return {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in files}
 
 
-def _device(name: str) -> torch.device:
+def device_of(name: str) -> torch.device:
     """Raises `UserError` for a device that this machine does not have."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -5,7 +5,7 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,19 @@ from opd.errors import UserError
 from opd.teachers.client.addresses import read_token
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class VLLMOptions:
+    """What vLLM alone is told."""
+
+    python: str | None = None  # an interpreter with vLLM; None is that of OPD_VLLM, or this one
+    max_logprobs: int = 256  # most entries a token that may be asked for
+    max_model_len: int | None = None  # tokens of a sequence, and one; None is the model's own
+    tensor_parallel_size: int = 1
+    distributed_executor_backend: Literal["mp", "ray"] | None = None  # ray where one engine spans machines
+    gpu_memory_utilization: float = 0.9  # share of a GPU's memory
+    quantization: str | None = None  # as vLLM names it
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,33 @@ class ServeOptions:
     max_body_mib: int = 64  # of one request, and of one answer
     stream_cache_gib: float = 2.0  # KV caches of unfinished sequences
     max_logits_mib: int = 64  # of one chunk of logits
+    backend: Literal["hf", "vllm"] = "hf"
+    vllm: VLLMOptions = field(default_factory=VLLMOptions)  # with that backend
+
+
+# of vLLM each token of a step with log-probs costs several rows of logits in float32 at once
+BATCH_TOKENS = {"hf": 16384, "vllm": 2048}
+ONLY = {
+    "hf": ("active_experts", "attention", "device", "max_logits_mib"),
+    "vllm": (
+        *("vllm_python", "max_logprobs", "max_model_len", "gpu_memory_utilization"),
+        *("tensor_parallel_size", "distributed_executor_backend"),
+    ),
+}
+
+
+def given_options(context: Any) -> list[str]:
+    """Names of the options that a command line (a `typer.Context`) has, not their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+
+
+def check_backend(backend: Literal["hf", "vllm"], given: Iterable[str], only: Mapping[str, Sequence[str]] = ONLY) -> None:
+    """Raises `UserError` for an option, of those named `given`, that the other backend alone has."""
+    other = "hf" if backend == "vllm" else "vllm"
+    for name in given:
+        if name in only[other]:
+            raise UserError(f"--{name.replace('_', '-')}: an option of --backend {other}; leave it out with {backend}")
 
 
 def parse_adapters(pairs: Sequence[str]) -> dict[str, str]:

@@ -51,9 +51,24 @@ def test_it_serves_trains_and_stops(recipe, tmp_path):
     done = launch(path, "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2
-    assert "1 teacher server ready" in done.stderr
+    assert "1 server ready" in done.stderr
     assert "serving" in next((tmp_path / "run-servers").iterdir()).read_text()
     assert not answers(url)
+
+
+def test_it_serves_the_rollouts_as_well(recipe, tmp_path):
+    path, url = recipe
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        sampler = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    done = launch(path, f"sampler.url={sampler}", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert f"starting sampler at {sampler}" in done.stderr
+    assert "2 servers ready" in done.stderr
+    log = tmp_path / "run-servers" / f"{sampler.rpartition(':')[2]}.log"
+    assert "weights" in log.read_text()
+    assert not answers(url)
+    assert not answers(sampler)
 
 
 def test_a_failed_training_stops_the_servers_and_keeps_its_exit_code(recipe, tmp_path):

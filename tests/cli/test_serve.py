@@ -158,6 +158,13 @@ def refused(monkeypatch, capsys, folder):
         (["--device", "tpu"], "--device: 'tpu' is none of"),
         (["--device", "cuda:x"], "--device: 'cuda:x' is none of"),
         (["--device", "cuda:99"], "--device: cuda:99 is not there"),
+        (["--max-logprobs", "9"], "--max-logprobs: an option of --backend vllm; leave it out with hf"),
+        (
+            ["--backend", "vllm", "--max-logits-mib", "64"],
+            "--max-logits-mib: an option of --backend hf",
+        ),
+        (["--backend", "vllm", "--active-experts", "w=1"], "--active-experts: an option of --backend hf"),
+        (["--backend", "vllm", "--vllm-python", "/nowhere/python"], "--vllm-python: /nowhere/python cannot be run"),
     ],
 )
 def test_what_it_refuses_to_start_with(refused, options, message):

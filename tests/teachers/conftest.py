@@ -46,7 +46,8 @@ class Live:
     stopped: bool = False
 
     def start(self) -> None:
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
         self.do(self.server.start(bind("127.0.0.1", 0, has_token=False)))
 
     def do(self, work):
@@ -57,6 +58,8 @@ class Live:
         self.stopped = True
         ended = self.do(self.server.stop(grace_s))
         self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(10)
+        self.loop.close()
         return ended
 
     def wait_until_idle(self) -> None:

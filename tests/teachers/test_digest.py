@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from opd.teachers import digest
-from opd.teachers.digest import tensor_digest, tokens_digest, weights_digest
+from opd.teachers.digest import files_digest, tensor_digest, tokens_digest, weights_digest
 
 
 def test_tokens():
@@ -87,3 +87,19 @@ def test_a_saved_model_keeps_its_digest(micro_model, model_folder):
     loaded = AutoModelForCausalLM.from_pretrained(model_folder(5))
     assert weights_digest(loaded) == weights_digest(micro_model(5))
     assert weights_digest(loaded) != weights_digest(micro_model(6))
+
+
+def test_files(tmp_path):
+    one, two = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    one.write_bytes(b"1")
+    two.write_bytes(b"2")
+    found = files_digest([one, two], "bfloat16")
+    assert files_digest([one, two], "bfloat16") == found
+    assert len(found) == 32
+    others = [files_digest([one, two], "float32"), files_digest([one], "bfloat16"), files_digest([one, two])]
+    two.write_bytes(b"3")
+    others.append(files_digest([one, two], "bfloat16"))
+    two.write_bytes(b"2")
+    two.rename(tmp_path / "c.safetensors")
+    others.append(files_digest([one, tmp_path / "c.safetensors"], "bfloat16"))
+    assert len({found, *others}) == 6

@@ -8,6 +8,7 @@ import torch
 
 from opd.kernels.head import OutputHead
 from opd.records import SampleRequest, Sampling, ScoreRequest, Scores, Turn
+from opd.teachers.abilities import Abilities
 from opd.teachers.client.answers import BadAnswer, check_scores, check_turn, without_repeats
 from opd.teachers.scoring import mark_repeats, read_states
 
@@ -211,3 +212,28 @@ def test_wrong_turns(changes):
 def test_most_likely_tokens_nobody_asked_for():
     with pytest.raises(BadAnswer):
         check_turn(turn(), replace(REQUEST, sampling=Sampling()), V)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "forgiving"),
+    [({"ids": 3}, [Abilities(ids="overlap", max_k=8)]), ({"k": 3}, [Abilities(max_k=8), Abilities(ids="overlap", max_k=8)])],
+)
+def test_what_may_be_missing_depends_on_the_server(answer, wanted, forgiving):
+    request = question(**wanted)
+    if request.ids is not None:
+        request.ids[:] = 1, 2, 3
+    scores = answer(request)
+    assert scores.topk_ids is not None
+    assert scores.topk_logps is not None
+    assert scores.tail is not None
+    scores.topk_ids[2, 1] = -1
+    scores.tail[2] += np.exp(scores.topk_logps[2, 1])
+    for abilities in (Abilities(), Abilities(max_k=8), Abilities(ids="overlap", max_k=8)):
+        if abilities in forgiving:
+            check(scores, request, abilities=abilities)
+        else:
+            with pytest.raises(BadAnswer, match=r"other ids|are missing"):
+                check(scores, request, abilities=abilities)
+    scores.topk_ids[2, 1] = scores.topk_ids[2, 0]
+    with pytest.raises(BadAnswer, match=r"other ids|twice"):
+        check(scores, request, abilities=forgiving[-1])

@@ -81,6 +81,12 @@ def test_a_field_that_is_of_no_use(name, value):
         assert len(str(found.value)) < 200
 
 
+def test_what_a_server_can_do_is_checked_where_it_says():
+    read(INFO | {"scores": {"hidden": False, "temperature": True, "ids": "overlap", "max_k": 9}})
+    with pytest.raises(UserError, match="no usable 'scores'"):
+        read(INFO | {"scores": {"hidden": False}})
+
+
 def changed(**fields):
     info = copy.deepcopy(INFO)
     info.update(fields)

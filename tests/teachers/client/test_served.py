@@ -392,7 +392,7 @@ class TestStream:
 
     def test_closing_at_the_very_end(self, serve, sequence):
         """Neither waits nor fails, and leaves no task or thread behind."""
-        teacher = connect(serve())
+        before, teacher = set(threading.enumerate()), connect(serve())
 
         async def work():
             stream = ScoreStream(teacher, sequence[:10])
@@ -402,9 +402,9 @@ class TestStream:
             return scores.logps
 
         assert use(teacher, work).shape == (15,)
-        assert not [thread for thread in threading.enumerate() if thread.name == f"teacher {teacher.name}"]
+        assert not [thread for thread in set(threading.enumerate()) - before if thread.name == f"teacher {teacher.name}"]
         teacher.close_stream("nothing is open any more")
-        assert not [thread for thread in threading.enumerate() if thread.name == f"teacher {teacher.name}"]
+        assert not [thread for thread in set(threading.enumerate()) - before if thread.name == f"teacher {teacher.name}"]
 
 
 def streams_of(server):

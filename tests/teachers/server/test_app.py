@@ -73,6 +73,7 @@ def test_info(live, served, folder):
         "max_context": 512,
         "dtype": "float32",
         "cached_streams": True,
+        "scores": {"hidden": True, "temperature": True, "ids": "exact", "max_k": None},
         "limits": {
             "body_bytes": 64 * 2**20,
             "batch_tokens": 16384,

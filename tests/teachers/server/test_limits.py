@@ -1,6 +1,7 @@
 """What a server takes on: sizes, the queue, clients that leave, and draining."""
 
 import asyncio
+import gzip
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -80,6 +81,13 @@ def test_a_huge_announced_body_is_refused_before_it_comes(live):
     connection.close()
 
 
+def test_a_body_is_counted_as_it_unpacks(live):
+    server, packed = live(body_bytes=2**20), gzip.compress(bytes(2**25))
+    assert len(packed) < 2**20
+    assert server.call("POST", "/v1/score", packed, **{"Content-Encoding": "gzip"}).status == 413
+    assert server.server.admission.num_bytes == 0
+
+
 def test_an_answer_over_the_limit(live, frame):
     server = live(body_bytes=4096)
     assert server.call("POST", "/v1/score", frame(0, 2, 20, k=20)).status == 200  # 20 * 8 * 21
@@ -149,7 +157,7 @@ def test_a_full_queue_says_come_again(live, frame, held, posts):
 
 
 def test_bytes_held_are_bounded(live, frame, held, posts, monkeypatch):
-    monkeypatch.setattr("opd.teachers.server.app.HELD_BODIES", 3)
+    monkeypatch.setattr("opd.teachers.server.base.HELD_BODIES", 3)
     server = live(body_bytes=4096)
     accepted = posts(server, *(frame(i, 2, 20, k=20) for i in range(3)))  # 3360 bytes of answer each
     wait_until(lambda: server.server.admission.num_accepted == 3)
@@ -259,7 +267,7 @@ def test_draining_answers_what_was_accepted(live, frame, held, posts):
 
 def test_the_grace_period_is_bounded(live, load_served, model_folder, frame, caplog, monkeypatch):
     """A pass that never ends: the server gives up, and says that its thread has not ended."""
-    monkeypatch.setattr("opd.teachers.server.app.CLOSE_S", 0.1)
+    monkeypatch.setattr("opd.teachers.server.base.CLOSE_S", 0.1)
     model = load_served(model_folder(0))
     server, go = live(model), threading.Event()
     model.model._pass = lambda asked: go.wait(30) and [None]
