@@ -27,7 +27,7 @@ PROMPTS = [f"Q: What is {n} plus {2 * n + 1}? Explain.\nA:" for n in range(12, 2
 def serving():
     python = Path(os.environ["OPD_VLLM"]) / "python"
     command = [sys.executable, "-m", "opd", "serve", "student", "--backend", "vllm", "--vllm-python", str(python)]
-    command += ["--model", str(MODEL), "--dtype", "bfloat16", "--max-model-len", "256", "--chunk-tokens", "8", "--port", "0"]
+    command += ["--model", str(MODEL), "--dtype", "float32", "--max-model-len", "256", "--chunk-tokens", "8", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
@@ -65,7 +65,7 @@ def recipe(tmp_path_factory):
             "sampling": {"max_new_tokens": 32},
             "sampler": {"url": url, "timeout_s": 300.0, "deadline_s": 900.0},
             "terms": {"reverse_kl": {"form": "full"}},
-            "objective": {"precision": "bfloat16"},
+            "objective": {"precision": "float32"},
             "optimizer": {"lr": 5e-4, "schedule": "constant", "warmup_ratio": 0.0},
             "checkpoint": {"every": 0},
             **sections,
