@@ -182,10 +182,10 @@ class EngineProcess:
             self.death = why
             asked, self._asked = self._asked, {}
             told = [] if self._closing else list(self._told)
+        for tell in told:  # first, so that whoever is refused and comes again finds no one there
+            tell(why)
         for take in asked.values():
             take(EngineDied(why))
-        for tell in told:
-            tell(why)
 
     def _wait(self) -> None:
         """What the engine has started may hold the pipe open after its death."""
