@@ -140,13 +140,11 @@ def assemble(
     student = load_student(config.student, checkpoint).to(device)
     vocab = min(pairing.vocab, output_head(student).num_rows)
     sharded = accelerator.distributed_type == DistributedType.FSDP
-    tokens = tokens_digest(tokenizer.get_vocab())
-    sampler = _sampler(config, student, vocab, ends, clock, sharded, accelerator, tokens)
+    sampler = _sampler(config, student, tokenizer, vocab, ends, clock, accelerator, copied=sharded)
     contexts = Contexts(tokenizer, _longest(config, student), config.sampling.max_new_tokens, ends)
     _refuse_long_prompts(config, prompts, contexts)
-    num_topk = max(maker.num_student_topk for maker in makers)
-    sampling = Sampling(config.sampling.temperature, config.sampling.top_p, config.sampling.top_k, num_topk)
-    player = Player(sampler, contexts, sampling, InPlay())
+    num_topk, drawn = max(maker.num_student_topk for maker in makers), config.sampling
+    player = Player(sampler, contexts, Sampling(drawn.temperature, drawn.top_p, drawn.top_k, num_topk), InPlay())
     adapted = student if config.student.lora is not None and not sharded else None
     teachers = _teachers(config, served, pairing, vocab, player, adapted, device, clock)
     steering = Steering(controllers, _identity(tokenizer, facts, teachers.teachers))
@@ -339,12 +337,13 @@ def _shared(heldout: list[Prompt], selection: list[Prompt]) -> list[str]:
 def _sampler(
     config: RunConfig,
     student: nn.Module,
+    tokenizer: PreTrainedTokenizerBase,
     vocab: int,
     ends: tuple[int, ...],
     clock: Clock,
-    sharded: bool,
     accelerator: Accelerator,
-    tokens: str,
+    *,
+    copied: bool,
 ) -> Sampler:
     """Processes decode unequally many tokens, so under FSDP each needs whole weights of its own: a sharded student would
     have the others wait for ever."""
@@ -356,7 +355,7 @@ def _sampler(
             getattr(torch, dtype),
             vocab,
             ends,
-            tokens,
+            tokens_digest(tokenizer.get_vocab()),
             share=_from_first,
             writes=accelerator.is_main_process,
         )
@@ -367,7 +366,7 @@ def _sampler(
         max_rows=config.sampler.max_rows,
         chunk_tokens=config.sampler.chunk_tokens,
         dtype=getattr(torch, dtype),
-        copy_weights=sharded,
+        copy_weights=copied,
         max_kept_bytes=config.sampler.kept_mib * 2**20,
         clock=clock,
     )

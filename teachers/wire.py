@@ -202,9 +202,7 @@ def decode_turn(body: Body, context_ids: Array) -> tuple[Turn, str]:
     """(turn after this context, digest of the weights that sampled it). Raises `WireError`."""
     frame = Frame(body, "turn")
     weights = frame.text("weights", DIGEST)
-    sampled_ids, sampler_logps = _ids(frame, "sampled_ids", 1), frame.array("sampler_logps", "F32", 1)
-    _same_length("sampler_logps", sampler_logps, "sampled_ids", sampled_ids)
-    topk = _topk(frame, "sampled_ids", sampled_ids, lowest=0) if frame.has("topk_ids") else (None, None)
+    sampled_ids, sampler_logps, *topk = _sampled(frame)
     versions = _ids(frame, "versions", 2)
     if versions.shape[1] != 2 or not len(versions) or versions[0, 0] or (np.diff(versions[:, 0]) <= 0).any():
         raise WireError("versions: must be pairs (first token, version), the first of token 0, ascending")
@@ -240,9 +238,7 @@ def decode_chunk(body: Body, version: int) -> tuple[Chunk, str]:
     """(tokens as of the policy `version`, digest of the weights that sampled them). Raises `WireError`."""
     frame = Frame(body, "chunk")
     weights = frame.text("weights", DIGEST)
-    sampled_ids, sampler_logps = _ids(frame, "sampled_ids", 1), frame.array("sampler_logps", "F32", 1)
-    _same_length("sampler_logps", sampler_logps, "sampled_ids", sampled_ids)
-    topk = _topk(frame, "sampled_ids", sampled_ids, lowest=0) if frame.has("topk_ids") else (None, None)
+    sampled_ids, sampler_logps, *topk = _sampled(frame)
     finish: Any = frame.text_or_none("finish", FINISH)
     frame.finish()
     return Chunk(sampled_ids, sampler_logps, finish, version, *topk), weights
@@ -277,6 +273,15 @@ def _ids(frame: Frame, name: str, rank: int, vocab: int = MAX_INT, lowest: int =
     if array.size and (array.min() < lowest or array.max() >= vocab):
         raise WireError(f"{name}: has ids that are not from {lowest} to below {vocab}")
     return array
+
+
+def _sampled(frame: Frame) -> tuple[Array, Array, Array | None, Array | None]:
+    """(sampled ids [n], their log-probs [n], the student's own ids and log-probs [n, k] or None)."""
+    sampled_ids, sampler_logps = _ids(frame, "sampled_ids", 1), frame.array("sampler_logps", "F32", 1)
+    _same_length("sampler_logps", sampler_logps, "sampled_ids", sampled_ids)
+    if not frame.has("topk_ids"):
+        return sampled_ids, sampler_logps, None, None
+    return sampled_ids, sampler_logps, *_topk(frame, "sampled_ids", sampled_ids, lowest=0)
 
 
 def _topk(frame: Frame, other: str, rows: Array | None, lowest: int) -> tuple[Array, Array]:
